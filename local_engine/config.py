@@ -1,0 +1,119 @@
+"""Every setting of the engine, parsed once at the edge and frozen. Flag names are vLLM's (cli.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .errors import ConfigError
+
+BLOCK_SIZE = 16
+"""Tokens per KV block. Fixed: the kernels and the cache's hashes are built on it."""
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "fp8")
+POLICIES = ("fcfs", "priority", "shortest")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the core process needs: the model, its numbers and its memory.
+
+    Nothing here depends on the HTTP side. Values are fixed for the life of the process.
+    """
+
+    model: str
+    """A folder with safetensors, a .gguf file, or a known name."""
+    device: str = "auto"
+    dtype: str = "auto"
+    """Type of activations and of unquantised weights. `auto`: bfloat16 where the device has it, else float32."""
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    """`auto`: the activations' type."""
+    max_model_len: int | None = None
+    """Tokens of prompt plus output. None: what the model declares, or what the pool holds if that is less."""
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    """Token budget of one step. On the CPU the scheduler adapts below it (`step_target_ms`)."""
+    block_size: int = BLOCK_SIZE
+    enable_prefix_caching: bool = True
+    gpu_memory_utilization: float = 0.9
+    """Share of the GPU's memory for weights, activations and KV; no meaning on the CPU."""
+    kv_cache_memory_bytes: int | None = None
+    """None: on the CPU min(4 GiB, 40 % of what is free after the weights)."""
+    num_blocks_override: int | None = None
+    """Exactly so many KV blocks, whatever memory there is (vLLM's --num-gpu-blocks-override)."""
+    tensor_parallel_size: int = 1
+    scheduling_policy: str = "fcfs"
+    seed: int | None = None
+    """Seeds the seeds of requests that name none. None: taken from the system."""
+    cpu_threads: int | None = None
+    enforce_eager: bool = False
+    max_logprobs: int = 20
+    step_target_ms: int = 100
+    """On the CPU a step's token budget adapts to this wall time; 0 keeps `max_num_batched_tokens` fixed."""
+
+    def __post_init__(self) -> None:
+        _one_of("--device", self.device.split(":")[0], DEVICES)
+        _one_of("--dtype", self.dtype, DTYPES)
+        _one_of("--kv-cache-dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        _one_of("--scheduling-policy", self.scheduling_policy, POLICIES)
+        if self.block_size != BLOCK_SIZE:
+            raise ConfigError(
+                f"--block-size {self.block_size} is not supported: this engine's blocks hold {BLOCK_SIZE}"
+            )
+        for flag, value in (
+            ("--max-model-len", self.max_model_len),
+            ("--max-num-seqs", self.max_num_seqs),
+            ("--max-num-batched-tokens", self.max_num_batched_tokens),
+            ("--kv-cache-memory-bytes", self.kv_cache_memory_bytes),
+            ("--num-gpu-blocks-override", self.num_blocks_override),
+            ("--tensor-parallel-size", self.tensor_parallel_size),
+            ("--cpu-threads", self.cpu_threads),
+        ):
+            if value is not None and value < 1:
+                raise ConfigError(f"{flag} must be at least 1, not {value}")
+        if self.step_target_ms < 0:
+            raise ConfigError(f"--step-target-ms must be 0 (off) or more, not {self.step_target_ms}")
+        if self.max_logprobs < 0:
+            raise ConfigError(f"--max-logprobs must be 0 or more, not {self.max_logprobs}")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(f"--gpu-memory-utilization must lie in (0, 1], not {self.gpu_memory_utilization}")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What the HTTP process needs beside the engine."""
+
+    host: str = "127.0.0.1"
+    port: int = 8001
+    """0: any free port; `port_file` then says which."""
+    port_file: str | None = None
+    parent_fd: int | None = None
+    """Read end of a pipe; when it closes, every process of this engine ends."""
+    served_model_names: tuple[str, ...] = ()
+    """Empty: the model's own name."""
+    api_key: str | None = None
+    chat_template: str | None = None
+    """A file, or the template itself; None: the model's own."""
+    generation_config: str = "auto"
+    """`auto`: EOS ids and sampling defaults of the model's generation_config.json; `vllm`: EOS ids only."""
+    max_waiting: int = 1024
+    """Requests that may wait for a first step; above it: 503 with retry-after."""
+    max_request_bytes: int = 32 * 1024 * 1024
+    drain_s: int = 60
+    """After SIGTERM running requests may take so long; then they are aborted."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port must lie in 0..65535, not {self.port}")
+        if self.max_waiting < 1:
+            raise ConfigError(f"--max-waiting must be at least 1, not {self.max_waiting}")
+        if self.drain_s < 0:
+            raise ConfigError(f"--drain-seconds must be 0 or more, not {self.drain_s}")
+        _one_of("--generation-config", self.generation_config, ("auto", "vllm"))
+
+
+def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{flag} {value!r} is not supported; choose one of: {', '.join(allowed)}")
