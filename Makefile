@@ -1,0 +1,42 @@
+# Metergate. `make help` lists the targets. Nothing is needed beforehand but Python 3.11 or newer.
+.DEFAULT_GOAL := help
+.PHONY: help run test check format bench venv dev clean
+
+PYTHON ?=
+HOST   ?=
+PORT   ?=
+CONFIG ?=
+ARGS   ?=
+BIN    := .venv/bin
+
+help:  ## this list
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+run: venv  ## install what is missing, then serve on 127.0.0.1:8000 (PORT=…, HOST=…, CONFIG=… to change)
+	@exec $(BIN)/metergate serve $(if $(CONFIG),--config "$(CONFIG)") $(if $(HOST),--host "$(HOST)") $(if $(PORT),--port "$(PORT)")
+
+test: dev  ## the whole test suite, with real PostgreSQL and Valkey (ARGS="tests/billing -x" for a part)
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: dev  ## format, lint, types, import contracts, house rules
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tests.house
+
+format: dev  ## put the code into its one format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: dev  ## the side-by-side benchmarks; results land in bench/results/
+	@$(BIN)/python -m bench $(ARGS)
+
+venv:
+	@PYTHON="$(PYTHON)" sh .ci/venv.sh run
+
+dev:
+	@PYTHON="$(PYTHON)" sh .ci/venv.sh dev
+
+clean:  ## remove .venv and every cache; the state in var/ stays
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist ./*.egg-info
