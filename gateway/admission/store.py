@@ -1,0 +1,77 @@
+"""The interface behind which limits are counted: memory for one process, Valkey or Redis for many.
+
+Every operation is atomic and idempotent by request id, so that a command whose answer was lost can be sent again.
+
+AdmissionError
+├── StoreUnavailable    the store does not answer, or is healing after a wipe: nothing was decided
+└── AlreadyFinished     admit or amend of a request that was settled or released before
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+from uuid import UUID
+
+from gateway.admission.claims import Answer, BudgetWindow, Charge, Claim, KeyView, Unshipped
+
+
+class AdmissionError(Exception):
+    """Base of the errors that stores raise; callers never see them, `Admission` turns them into API errors."""
+
+
+class StoreUnavailable(AdmissionError):
+    """`retry_after_us` is the store's own guess of when to come again."""
+
+    def __init__(self, message: str, *, retry_after_us: int = 1_000_000) -> None:
+        super().__init__(message)
+        self.retry_after_us = retry_after_us
+
+
+class AlreadyFinished(AdmissionError):
+    pass
+
+
+class LimitStore(Protocol):
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def admit(self, claim: Claim) -> Answer:
+        """Reserve everything of `claim`, or nothing. A request id that holds a lease is granted again, uncounted."""
+        ...
+
+    async def amend(self, claim: Claim, tokens: int, charges: Sequence[Charge]) -> Answer:
+        """Replace a lease's token estimate and reservations, or leave it as it was. Limits are checked for what is added.
+
+        A lease that has expired meanwhile is taken anew, with its parallel slot. Raises `AlreadyFinished`.
+        """
+        ...
+
+    async def settle(self, claim: Claim, tokens: int, amounts: Mapping[int, int]) -> bool:
+        """Post the actual `amounts` (budget id -> nano) and tokens, give back the rest. False when done before.
+
+        It posts also when the lease has expired: what was spent was spent.
+        """
+        ...
+
+    async def release(self, claim: Claim) -> bool:
+        """Give back everything, the request's place in the minute too: it reached no provider. False when done before."""
+        ...
+
+    async def renew(self, claims: Iterable[Claim]) -> None:
+        """Push the expiry of these leases to now + ttl. One that expired or finished is left alone."""
+        ...
+
+    async def unshipped(self, window: BudgetWindow, limit: int) -> Unshipped:
+        """Up to `limit` settlements that are counted on top of the base, for `reconcile`."""
+        ...
+
+    async def reconcile(self, window: BudgetWindow, base_nano: int, shipped: Sequence[UUID], version: int) -> bool:
+        """Set the base to the database's sum and drop the settlements it was seen to contain, as one step.
+
+        False, and nothing changed, when another reconciliation came between (`version` is older than the store's).
+        """
+        ...
+
+    async def view(self, key_id: str, windows: Sequence[BudgetWindow]) -> KeyView: ...
