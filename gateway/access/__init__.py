@@ -1,0 +1,1 @@
+"""Who is calling: keys, their keyed hashes, and the identity behind each."""

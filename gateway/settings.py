@@ -1,0 +1,223 @@
+"""The settings: what a file and the environment may say, typed, checked once at the edge and trusted from there on.
+
+`load_settings` reads one YAML file (or the embedded `default.yaml`), lays the environment twins over it
+(`METERGATE_DATABASE_URL`, `METERGATE_JOURNAL__FSYNC`, `METERGATE_PROVIDERS__DEEPSEEK__BASE_URL`,
+`METERGATE_MODELS__DEEPSEEK_CHAT__CONTEXT_WINDOW`) and returns frozen structs. Whatever is unknown, misspelt or impossible
+raises `SettingsError`, whose message names the file, the line, the setting and the remedy.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from pathlib import Path
+from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from gateway.secret import MASK, Secret
+from gateway.settings_source import SettingsError, Source, build, read_source, resolve_text
+
+__all__ = [
+    "JournalSettings",
+    "LimitSettings",
+    "ModelSettings",
+    "ProviderSettings",
+    "RouteSettings",
+    "Secret",
+    "Settings",
+    "SettingsError",
+    "load_settings",
+]
+
+DEFAULT_CONFIG: Final = Path(__file__).with_name("default.yaml")
+
+Count = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$", max_length=200)]
+
+
+class ProviderSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One upstream. Kind `engine` without `base_url` is the bundled engine, started as a supervised child with `engine_args`."""
+
+    kind: Literal["engine", "openai"]
+    base_url: str | None = None
+    api_key: Secret | None = None
+    model: str | None = None
+    """What a bundled engine loads: a folder, a .gguf file or a known name."""
+    price_as: Name | None = None
+    """The price list that prices this provider's models; by default the provider's own name."""
+    connect_timeout_s: Seconds = 10.0
+    timeout_s: Seconds = 600.0
+    """Until the answer's headers."""
+    idle_timeout_s: Seconds = 120.0
+    """Longest silence inside an answer."""
+    max_parallel: Count | None = None
+    engine_args: list[str] = []
+
+
+class RouteSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One way to serve a model: the provider and the provider's own name for the model."""
+
+    provider: str
+    model: Annotated[str, Meta(min_length=1, max_length=400)]
+    weight: Annotated[int, Meta(ge=0)] = 1
+
+
+class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model that callers may name, with its routes in order of preference."""
+
+    name: Name
+    routes: Annotated[list[RouteSettings], Meta(min_length=1)]
+    context_window: Count | None = None
+    max_output_tokens: Count | None = None
+    strategy: Literal["priority", "weighted"] = "priority"
+
+
+class JournalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    fsync: Literal["batched", "record"] = "batched"
+    fsync_ms: Annotated[int, Meta(ge=1, le=10_000)] = 20
+    """Under `batched`, a power loss costs at most about this much; a killed process costs nothing under either."""
+    retain_hours: Annotated[int, Meta(ge=0)] = 48
+    when_full: Literal["refuse", "spill"] = "refuse"
+    max_bytes: Annotated[int, Meta(ge=1 << 20)] = 4 << 30
+
+
+class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    when_store_down: Literal["closed", "open", "local_share"] = "closed"
+    default_output_reserve: Count = 4096
+    """Output tokens reserved when neither the caller nor the model says a maximum."""
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    home: Path = Path("var")
+    listen: str = "127.0.0.1:8000"
+    admin_listen: str | None = None
+    database_url: str = ""
+    """After loading never empty: without one, `metergate.db` under `home`."""
+    redis_url: str | None = None
+    admin_key: Secret | None = None
+    key_pepper: Secret | None = None
+    metrics_token: Secret | None = None
+    providers: dict[str, ProviderSettings] = {}
+    models: list[ModelSettings] = []
+    journal: JournalSettings = field(default_factory=JournalSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    trusted_proxies: list[str] = []
+    """Addresses or networks whose `x-forwarded-for` is believed."""
+    auth_stale_s: Annotated[int, Meta(ge=1)] = 900
+    """How long a cached key serves while the database is away."""
+    request_max_bytes: Annotated[int, Meta(ge=1024)] = 32 << 20
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    def proxy_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        return tuple(ip_network(text, strict=False) for text in self.trusted_proxies)
+
+    def price_list(self, provider: str) -> str:
+        """The price list of a provider: its `price_as`, or its own name."""
+        return self.providers[provider].price_as or provider
+
+    def __repr__(self) -> str:
+        redis = redact_url(self.redis_url) if self.redis_url else None
+        return (
+            f"Settings(home={str(self.home)!r}, database_url={redact_url(self.database_url)!r}, redis_url={redis!r}, "
+            f"providers={list(self.providers)}, models={[model.name for model in self.models]})"
+        )
+
+
+def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings of a file (the embedded default without one) under the environment's twins.
+
+    Raises `SettingsError`. Secrets written `env:NAME` or `file:/path` are read now; calling again reads them afresh.
+    """
+    environ = os.environ if environ is None else environ
+    source = read_source(path or DEFAULT_CONFIG, environ, Settings)
+    settings = build(Settings, source)
+    assert isinstance(settings, Settings)
+    database_url = resolve_text(settings.database_url, source, ("database_url",))
+    redis_url = settings.redis_url and resolve_text(settings.redis_url, source, ("redis_url",))
+    settings = msgspec.structs.replace(
+        settings,
+        database_url=database_url or f"sqlite:///{settings.home / 'metergate.db'}",
+        redis_url=redis_url or None,
+    )
+    _check(settings, source)
+    return settings
+
+
+def redact_url(url: str) -> str:
+    """The URL with its password masked, fit for a log line."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:{MASK}@{host}"))
+
+
+def _check(settings: Settings, source: Source) -> None:
+    """What no single value shows: schemes, addresses, and names that must exist."""
+    _check_url(settings.database_url, ("sqlite", "postgresql", "postgres"), source, "database_url")
+    if settings.redis_url is not None:
+        _check_url(settings.redis_url, ("redis", "rediss", "unix"), source, "redis_url")
+    for name in ("listen", "admin_listen"):
+        if getattr(settings, name) is not None:
+            _check_listen(getattr(settings, name), source, name)
+    for index, text in enumerate(settings.trusted_proxies):
+        try:
+            ip_network(text, strict=False)
+        except ValueError as error:
+            message = f"{text!r} is no IP address or network, such as 10.0.0.0/8"
+            raise source.error(("trusted_proxies", index), message) from error
+    for name, provider in settings.providers.items():
+        _check_provider(name, provider, source)
+    _check_models(settings, source)
+
+
+def _check_url(url: str, schemes: tuple[str, ...], source: Source, name: str) -> None:
+    scheme = url.partition(":")[0].partition("+")[0]
+    if scheme not in schemes:
+        raise source.error((name,), f"{redact_url(url)!r} must begin with {' or '.join(f'{known}:' for known in schemes)}")
+
+
+def _check_listen(text: str, source: Source, name: str) -> None:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise source.error((name,), f"{text!r} must be HOST:PORT, such as 127.0.0.1:8000 or [::]:8000")
+
+
+def _check_provider(name: str, provider: ProviderSettings, source: Source) -> None:
+    path = ("providers", name)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise source.error(path, "a provider's name has letters, digits, dots, dashes and underscores")
+    if provider.base_url is not None:
+        parts = urlsplit(provider.base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise source.error((*path, "base_url"), "must be an http:// or https:// address")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise source.error((*path, "base_url"), "must have no user, query or fragment; a key goes into api_key")
+    elif provider.kind == "openai":
+        raise source.error(path, "lacks `base_url`, which a provider of kind openai needs")
+    elif provider.model is None:
+        raise source.error(path, "lacks `model` (the bundled engine's) or `base_url` (of an engine that runs elsewhere)")
+    if provider.engine_args and (provider.kind != "engine" or provider.base_url is not None):
+        raise source.error((*path, "engine_args"), "applies only to the bundled engine (kind engine, no base_url)")
+
+
+def _check_models(settings: Settings, source: Source) -> None:
+    seen: set[str] = set()
+    for index, model in enumerate(settings.models):
+        path = ("models", index)
+        if model.name in seen:
+            raise source.error((*path, "name"), f"the model {model.name!r} is listed twice; put all routes into one entry")
+        seen.add(model.name)
+        if model.context_window and model.max_output_tokens and model.max_output_tokens > model.context_window:
+            raise source.error((*path, "max_output_tokens"), f"exceeds the context_window of {model.context_window}")
+        for number, route in enumerate(model.routes):
+            if route.provider not in settings.providers:
+                known = ", ".join(settings.providers) or "none"
+                message = f"there is no provider {route.provider!r}; configured: {known}"
+                raise source.error((*path, "routes", number, "provider"), message)
