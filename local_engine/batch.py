@@ -9,22 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from local_engine.sampling_params import SamplingParams
-
-BLOCK_SIZE = 16
-"""Tokens per KV block. Position `p` of a sequence lies in block `block_table[p // 16]`, row `p % 16`."""
+from .sampling_params import SamplingParams
 
 
 @dataclass(slots=True)
 class ScheduledSequence:
     """One sequence's share of a step.
 
-    `token_ids` are the tokens whose keys and values this step computes, the first of them at position `start`. `block_table`
-    already has a block for every position up to `start + len(token_ids) - 1`. With `samples` true the last of the tokens is
-    the sequence's newest, and the step draws the next token from its logits. `output_position` is the index, among the
-    sequence's output tokens, of the token that is drawn (0 for the first): it addresses the random stream, so that a token
-    does not depend on when or beside whom it is computed. `prompt_token_ids` and `output_token_ids` (everything drawn so
-    far) are read only by the penalties and `min_tokens`; the runner never changes them.
+    `token_ids` are the tokens whose keys and values this step computes, the first of them at position `start`.
+    `block_table` has a block for every position up to `start + len(token_ids) - 1`: position `p` lies in block
+    `block_table[p // 16]`, row `p % 16`. With `samples` true the last of the tokens is the sequence's newest, and the step
+    draws the next token from its logits. `output_position` is the index, among the sequence's output tokens, of the token
+    that is drawn (0 for the first): it addresses the random stream, so that a token does not depend on when or beside
+    whom it is computed. `prompt_token_ids` and `output_token_ids` (everything drawn so far) are read only by the
+    penalties; the runner never changes them.
     """
 
     sequence_id: int
@@ -35,20 +33,16 @@ class ScheduledSequence:
     params: SamplingParams
     choice_index: int = 0
     output_position: int = 0
-    seed: int = 0
-    """The seed in force: `params.seed`, or what the engine drew for a request that named none."""
     prompt_token_ids: Sequence[int] = ()
     output_token_ids: Sequence[int] = ()
-    stop_ids: Sequence[int] = ()
-    """Tokens that end the sequence (EOS ids and `stop_token_ids`): not drawn while `min_tokens` is not reached."""
 
 
 @dataclass(slots=True)
 class StepOutput:
     """One entry per scheduled sequence, in the same order.
 
-    `tokens[i]` is None for a sequence that did not sample, and for one whose logits held a NaN or were all -inf; the latter are listed
-    in `nan_sequences` by `sequence_id` and fail alone.
+    `tokens[i]` is None for a sequence that did not sample, and for one whose logits held a NaN or were all -inf; the
+    latter are listed in `nan_sequences` by `sequence_id` and fail alone.
     """
 
     tokens: list[int | None]
