@@ -1,0 +1,77 @@
+"""The adapter interface: what a kind of provider has to say about one request. Adding a provider is one file of this shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Raw
+
+from billing.usage import Usage
+from gateway.errors import ApiError
+from gateway.sse import StreamScanner
+
+if TYPE_CHECKING:
+    from gateway.routing.routes import Provider, Route
+
+
+@dataclass(slots=True)
+class Call:
+    """One caller's request, parsed once. `fields` are the raw JSON values by name; unknown ones pass through untouched."""
+
+    surface: str
+    path: str  # below the provider's base URL, in the OpenAI dialect: "/chat/completions"
+    fields: dict[str, Raw]
+    model: str
+    streamed: bool
+    wants_usage: bool
+    choices: int
+    output_cap: int | None  # the caller's own maximum of output tokens per choice, if any
+    input_tokens: int  # estimate, erring upward
+    size: int = field(default=0)  # bytes of the body
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """What goes over the wire for one attempt."""
+
+    url: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer read by an adapter. `usage` is None when the provider reported none; `body` is what the caller gets."""
+
+    body: bytes
+    usage: Usage | None
+    service_tier: str
+    output_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An attempt that did not answer. `error` is what the caller gets if nothing else does."""
+
+    error: ApiError
+    retryable: bool  # another route (or, after a pause, the same) may do better
+    blames_route: bool  # counts against the route's health
+    retry_after_s: float | None = None
+    reason: str = ""  # short, for the row and the log; never holds a key
+
+
+class Adapter(Protocol):
+    """All methods are pure but for `cancel`; none raises but `prepare` (`ApiError` for what the provider cannot take)."""
+
+    kind: str
+
+    def prepare(self, call: Call, route: Route, *, request_id: str, output_cap: int | None, team_id: str) -> Outgoing: ...
+    def scanner(self, call: Call) -> StreamScanner: ...
+    def read_answer(self, call: Call, content_type: str, body: bytes) -> Answer: ...
+    def usage(self, raw: bytes) -> Usage | None: ...
+    def failure(self, provider: Provider, status: int, retry_after: float | None, body: bytes) -> Failure: ...
+    def in_band_failure(self, provider: Provider, error: bytes) -> Failure: ...
+    async def cancel(self, provider: Provider, request_id: str) -> Usage | None:
+        """Stops the request at the provider; its final usage where the provider can tell."""
+        ...
