@@ -1,0 +1,156 @@
+"""From journal records to a rated usage row: the one place that decides what is charged and what an attempt cost.
+
+The door uses it for the cost it shows to the caller and the recorder for the row, so the two cannot differ: both rate at
+the time of the request's id, with the pins of the first opened record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+from uuid import UUID
+
+from billing.books import Books
+from billing.ledger import AttemptRecord, UsageRecord
+from billing.rating import AttemptUsage, Payer, Rated, RatedAttempt, rate
+from billing.usage import Usage
+from gateway.ids import time_us_of
+from gateway.metering.records import AttemptOpened, AttemptOutcome, RequestClosed
+
+LOST: Final = "lost"
+_NOTHING: Final = Usage()
+
+
+def rate_request(books: Books, opened: Sequence[AttemptOpened], closed: RequestClosed | None) -> Rated:
+    """The rated request; `closed` is None for one whose process died. Raises `BillingError` (no terms, overflow)."""
+    return _rate(books, opened, _outcomes(opened, closed), closed)
+
+
+def usage_record(books: Books, opened: Sequence[AttemptOpened], closed: RequestClosed | None) -> UsageRecord:
+    """The row of one request. Raises `BillingError` where it cannot be rated at all."""
+    first = opened[0]
+    outcomes = _outcomes(opened, closed)
+    rated = _rate(books, opened, outcomes, closed)
+    charged = _charged(opened, outcomes, closed)
+    serving = opened[-1] if charged is None else charged[0]
+    costs = {attempt.sequence: attempt for attempt in rated.attempts}
+    return UsageRecord(
+        id=UUID(bytes=first.request_id),
+        team_id=first.team_id,
+        key_id=first.key_id,
+        model=first.model,
+        provider=serving.provider,
+        provider_model=serving.provider_model,
+        surface=first.surface,
+        status=LOST if closed is None else closed.status,
+        estimated=closed is None or closed.estimated,
+        streamed=first.streamed,
+        usage=_NOTHING if charged is None else charged[1],
+        rated=rated,
+        attempts=tuple(
+            _attempt(attempt, outcome, costs.get(attempt.sequence))
+            for attempt, outcome in zip(opened, outcomes, strict=True)
+        ),
+        tags=first.tags,
+        latency_us=0 if closed is None else closed.latency_us,
+        ttft_us=None if closed is None else closed.ttft_us,
+        error="the gateway died before the outcome was known" if closed is None else closed.error,
+        pins=first.pins,
+        settlement_currency=first.settlement_currency,
+    )
+
+
+def _rate(
+    books: Books, opened: Sequence[AttemptOpened], outcomes: Sequence[AttemptOutcome], closed: RequestClosed | None
+) -> Rated:
+    first = opened[0]
+    charged = _charged(opened, outcomes, closed)
+    return rate(
+        books,
+        first.pins,
+        at_us=time_us_of(UUID(bytes=first.request_id)),
+        payer=Payer(first.team_id, first.settlement_currency),
+        charged=None if charged is None else _usage(charged[0], charged[2], charged[1]),
+        attempts=tuple(
+            _usage(attempt, outcome, outcome.usage or _NOTHING)
+            for attempt, outcome in zip(opened, outcomes, strict=True)
+        ),
+    )
+
+
+def _outcomes(opened: Sequence[AttemptOpened], closed: RequestClosed | None) -> list[AttemptOutcome]:
+    """One outcome per opened attempt; an attempt without one is lost, and its cost estimate is its reservation."""
+    known = {} if closed is None else {outcome.sequence: outcome for outcome in closed.attempts}
+    return [
+        known.get(attempt.sequence)
+        or AttemptOutcome(
+            sequence=attempt.sequence,
+            status=LOST,
+            usage=attempt.reserved,
+            latency_us=0,
+            service_tier=attempt.service_tier,
+            processing=attempt.processing,
+            estimated=True,
+        )
+        for attempt in opened
+    ]
+
+
+def _charged(
+    opened: Sequence[AttemptOpened], outcomes: Sequence[AttemptOutcome], closed: RequestClosed | None
+) -> tuple[AttemptOpened, Usage, AttemptOutcome] | None:
+    """The attempt that the team pays for and the usage that it pays, or None when it pays nothing."""
+    if closed is None:
+        usage = _lost_usage(opened[-1])
+        return None if usage is None else (opened[-1], usage, outcomes[-1])
+    for attempt, outcome in zip(opened, outcomes, strict=True):
+        if attempt.sequence == closed.answered:
+            return attempt, outcome.usage or _NOTHING, outcome
+    return None
+
+
+def _lost_usage(attempt: AttemptOpened) -> Usage | None:
+    """What a team pays for an attempt whose outcome nobody knows: the team's `lost_charge`."""
+    if attempt.lost_charge == "none":
+        return None
+    if attempt.lost_charge == "reservation":
+        return attempt.reserved
+    reserved = attempt.reserved
+    return Usage(
+        input=reserved.input,
+        cache_read=reserved.cache_read,
+        cache_write_5m=reserved.cache_write_5m,
+        cache_write_1h=reserved.cache_write_1h,
+        audio_input=reserved.audio_input,
+        image_input=reserved.image_input,
+        request=reserved.request,
+    )
+
+
+def _usage(attempt: AttemptOpened, outcome: AttemptOutcome, usage: Usage) -> AttemptUsage:
+    return AttemptUsage(
+        sequence=attempt.sequence,
+        price_list=attempt.price_list,
+        model=attempt.provider_model,
+        provider=attempt.provider,
+        usage=usage,
+        service_tier=outcome.service_tier,
+        processing=outcome.processing,
+    )
+
+
+def _attempt(attempt: AttemptOpened, outcome: AttemptOutcome, rated: RatedAttempt | None) -> AttemptRecord:
+    return AttemptRecord(
+        sequence=attempt.sequence,
+        provider=attempt.provider,
+        provider_model=attempt.provider_model,
+        status=outcome.status,
+        usage=outcome.usage,
+        cost=None if rated is None else rated.cost,
+        price_row_ids=() if rated is None else rated.price_row_ids,
+        error=outcome.error,
+        started_at_us=attempt.at_us,
+        latency_us=outcome.latency_us,
+        ttft_us=outcome.ttft_us,
+        service_tier=outcome.service_tier,
+    )

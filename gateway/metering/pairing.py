@@ -1,0 +1,81 @@
+"""Brings attempts and outcomes together: what the recorder holds between reading a journal and writing rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.metering.position import Position
+from gateway.metering.reader import Located, Place
+from gateway.metering.records import AttemptOpened, RequestClosed
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """A request to be written: its attempts in order, and its outcome (None: the process died before there was one)."""
+
+    opened: tuple[AttemptOpened, ...]
+    closed: RequestClosed | None
+
+    @property
+    def request_id(self) -> bytes:
+        return self.opened[0].request_id
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A payload that belongs to no row: an outcome without an attempt, or no record of this release."""
+
+    payload: bytes
+    request_id: bytes | None
+    reason: str
+
+
+class Pairing:
+    """The attempts of one journal that have no outcome yet, in the order in which they were opened."""
+
+    def __init__(self, carried: tuple[AttemptOpened, ...] = ()) -> None:
+        self._pending: dict[bytes, list[tuple[AttemptOpened, Place]]] = {}
+        for opened in carried:
+            self._pending.setdefault(opened.request_id, []).append((opened, Place(0, 0)))
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def feed(self, located: Located) -> Paired | Stray | None:
+        """What `located` completes, if it completes something."""
+        record = located.record
+        if isinstance(record, AttemptOpened):
+            attempts = self._pending.setdefault(record.request_id, [])
+            if all(record.sequence != known.sequence for known, _ in attempts):
+                attempts.append((record, located.start))
+            return None
+        if isinstance(record, RequestClosed):
+            found = self._pending.pop(record.request_id, None)
+            if found is None:
+                return Stray(located.payload, record.request_id, "an outcome without an opened attempt")
+            return Paired(tuple(opened for opened, _ in found), record)
+        if record is None:
+            return Stray(located.payload, None, "not a record of this release")
+        return None
+
+    def lost(self) -> list[Paired]:
+        """Everything that will never have an outcome, now that the writer is dead. Empties the pairing."""
+        pending, self._pending = self._pending, {}
+        return [Paired(tuple(opened for opened, _ in found), None) for found in pending.values()]
+
+    def position(self, place: Place) -> Position:
+        """Where a later reader has to start, when everything completed before `place` is committed."""
+        carried: list[AttemptOpened] = []
+        start = place
+        for found in self._pending.values():
+            for opened, where in found:
+                if where.segment < place.segment:
+                    carried.append(opened)
+                else:
+                    start = min(start, where)
+        return Position(start.segment, start.offset, tuple(carried))
+
+    def oldest_us(self) -> int | None:
+        """When the oldest attempt without an outcome was opened."""
+        first = next(iter(self._pending.values()), None)
+        return None if first is None else first[0][0].at_us
