@@ -8,6 +8,12 @@ BillingError
 ├── InvalidPrice          a price row that cannot be published (the message names the field)
 ├── InvalidRate           a rate row that cannot be recorded
 ├── InvalidTerms          settlement terms that cannot be recorded
+├── InvalidBudget         a budget that cannot be set
+├── InvalidTeam           a team that cannot be created or changed
+├── InvalidTime           no RFC 3339 time with an offset, or an absurd one
+├── InvalidQuery          a report that cannot be asked for (range, interval, group, cursor)
+├── NotFound              no such team, row or statement
+├── AmountOverflow        a sum beyond 64 bits: refused, never wrapped
 ├── NoPrice               no row of the book covers this model and class
 ├── NoRate                no rate leads from one currency to the other at that moment
 ├── NoTerms               currencies differ and no settlement terms apply
@@ -52,6 +58,30 @@ class InvalidRate(BillingError):
 
 
 class InvalidTerms(BillingError):
+    pass
+
+
+class InvalidBudget(BillingError):
+    pass
+
+
+class InvalidTeam(BillingError):
+    pass
+
+
+class InvalidTime(BillingError):
+    pass
+
+
+class InvalidQuery(BillingError):
+    pass
+
+
+class NotFound(BillingError):
+    pass
+
+
+class AmountOverflow(BillingError):
     pass
 
 
