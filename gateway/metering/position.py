@@ -39,10 +39,8 @@ def read_position(folder: Path) -> Position:
 def write_position(folder: Path, position: Position) -> None:
     """Replaces the stored position; when this returns, it is on the disk. Raises `OSError`."""
     temporary = folder / f".{POSITION_NAME}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, msgspec.msgpack.encode(position))
-        os.fdatasync(descriptor)
-    finally:
-        os.close(descriptor)
+    with temporary.open("wb") as file:
+        file.write(msgspec.msgpack.encode(position))
+        file.flush()
+        os.fdatasync(file.fileno())
     temporary.rename(folder / POSITION_NAME)

@@ -1,0 +1,151 @@
+"""Everything that `/metrics` says. Names, labels and meanings are listed in docs/metrics.md (a test compares the two).
+
+Labels are bounded: surfaces, models and providers come from the configuration, and beyond `MAX_ROUTES` combinations of them
+everything more is counted under `other`. No request looks a label up: it takes its `RouteMetrics` once, and every child in
+there was resolved when the route was first seen. Figures here are for watching; the books are in the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from billing.money import NANO, Money
+from billing.usage import TokenClass, Usage
+
+MAX_ROUTES: Final = 1000
+MAX_CURRENCIES: Final = 200
+OTHER: Final = "other"
+STATUSES: Final = ("completed", "incomplete", "cancelled", "failed", "lost")
+AMOUNTS: Final = ("list", "settled", "cost")
+FAILURES: Final = ("connection", "conflict", "timeout", "rows", "journal")
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+
+_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_OVERHEAD: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+
+
+class RouteMetrics:
+    """The children of one (surface, model, provider), resolved once."""
+
+    __slots__ = ("_attempts", "_duration", "_estimated", "_overhead", "_requests", "_tokens", "_ttft", "_unpriced")
+
+    def __init__(self, metrics: Metrics, surface: str, model: str, provider: str) -> None:
+        self._requests = {status: metrics.requests.labels(surface, model, provider, status) for status in STATUSES}
+        self._attempts = {status: metrics.attempts.labels(provider, status) for status in STATUSES}
+        self._duration = metrics.duration.labels(surface, model, provider)
+        self._ttft = metrics.ttft.labels(surface, model, provider)
+        self._overhead = metrics.overhead.labels(surface)
+        self._tokens = {kind: metrics.tokens.labels(model, provider, kind.value) for kind in TokenClass}
+        self._unpriced = metrics.unpriced.labels(model, provider)
+        self._estimated = metrics.estimated.labels(model, provider)
+
+    def finished(self, status: str, *, duration_us: int, ttft_us: int | None, overhead_us: int | None) -> None:
+        """The door: a caller has its answer. `overhead_us` is the gateway's own share of the time."""
+        self._requests[status].inc()
+        self._duration.observe(duration_us / 1_000_000)
+        if ttft_us is not None:
+            self._ttft.observe(ttft_us / 1_000_000)
+        if overhead_us is not None:
+            self._overhead.observe(overhead_us / 1_000_000)
+
+    def attempted(self, status: str) -> None:
+        """The door: one attempt at this provider has ended."""
+        self._attempts[status].inc()
+
+    def lost(self) -> None:
+        """The recorder: a request of a dead process, which no door will ever report."""
+        self._requests["lost"].inc()
+
+    def recorded(self, usage: Usage, *, unpriced: bool, estimated: bool) -> None:
+        """The recorder: one new row is committed."""
+        for kind, quantity in usage.lines():
+            self._tokens[kind].inc(quantity)
+        if unpriced:
+            self._unpriced.inc()
+        if estimated:
+            self._estimated.inc()
+
+
+class Metrics:
+    """One registry and its instruments. Thread-safe, as prometheus_client's are."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=True)
+        route = ("surface", "model", "provider")
+        self.requests = self._counter("requests", "Requests answered, by how they ended.", *route, "status")
+        self.refused = self._counter("refused", "Requests refused before any attempt, by HTTP status.", "code")
+        self.attempts = self._counter("attempts", "Attempts at a provider that have ended.", "provider", "status")
+        self.duration = self._histogram("request_duration_seconds", "Arrival to last byte.", _SECONDS, *route)
+        self.ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _SECONDS, *route)
+        self.overhead = self._histogram("overhead_seconds", "The gateway's own share.", _OVERHEAD, "surface")
+        self.in_flight = self._gauge("requests_in_flight", "Requests being served.")
+        self.tokens = self._counter("tokens", "Tokens of recorded rows, by class.", "model", "provider", "class")
+        self.money = self._counter("money", "Amounts of recorded rows, in currency units.", "amount", "currency")
+        self.unpriced = self._counter("unpriced_requests", "Recorded rows without a price.", "model", "provider")
+        self.estimated = self._counter("estimated_requests", "Recorded rows with estimated usage.", "model", "provider")
+
+        self.journal_writable = self._gauge("journal_writable", "1 while new requests can be journalled.")
+        self.journal_bytes = self._gauge("journal_bytes", "Disk space of this process's journal.")
+        self.journal_unshipped = self._gauge("journal_unshipped_bytes", "Written here and not yet in the database.")
+        self.journal_age = self._gauge("journal_unshipped_seconds", "Time since everything was in the database.")
+        self.journal_open = self._gauge("journal_open_requests", "Requests journalled as opened and not yet closed.")
+        self.journal_damaged = self._counter("journal_damaged_bytes", "Bytes in the middle of a journal that do not check.")
+        self.journal_shortened = self._counter(
+            "journal_shortened_segments", "Shipped segments deleted before retain_hours because max_bytes was near."
+        )
+        self.recorder_rows = self._counter("recorder_rows", "Usage rows inserted.")
+        self.recorder_duplicates = self._counter("recorder_duplicates", "Rows that were there already (a replay).")
+        self.recorder_failures = self._counter("recorder_failures", "Writes that have to be tried again.", "reason")
+        self.dead_letters = self._counter("dead_letters", "Records set aside because they cannot become a row.")
+        self.adopted = self._counter("journals_adopted", "Journals of dead processes taken over.")
+        self.corrected = self._counter("lost_corrected", "Lost rows corrected by an outcome that turned up later.")
+
+        self.catalog_stale = self._gauge("catalog_stale_seconds", "Time since the catalog was last known to be current.")
+        self.limit_store_up = self._gauge("limit_store_up", "1 while the limit store answers.")
+
+        self.failures = {reason: self.recorder_failures.labels(reason) for reason in FAILURES}
+        self._routes: dict[tuple[str, str, str], RouteMetrics] = {}
+        self._money: dict[tuple[str, str], Counter] = {}
+
+    def route(self, surface: str, model: str, provider: str) -> RouteMetrics:
+        """The instruments of one route. Callers that serve the same route keep the result."""
+        key = (surface, model, provider)
+        found = self._routes.get(key)
+        if found is None:
+            if len(self._routes) >= MAX_ROUTES:
+                key = (surface, OTHER, OTHER)
+            found = self._routes.setdefault(key, RouteMetrics(self, *key))
+        return found
+
+    def paid(self, amount: str, money: Money | None) -> None:
+        """The recorder: `amount` is one of `AMOUNTS`."""
+        if money is None:
+            return
+        key = (amount, money.currency)
+        child = self._money.get(key)
+        if child is None:
+            if len(self._money) >= MAX_CURRENCIES:
+                key = (amount, OTHER)
+            child = self._money.setdefault(key, self.money.labels(*key))
+        child.inc(max(0, money.nano) / NANO)
+
+    def watch(self, gauge: Gauge, read: Callable[[], float]) -> None:
+        """Has `gauge` read its value at every scrape."""
+        gauge.set_function(read)
+
+    def render(self) -> bytes:
+        """The text exposition of everything; its type is `CONTENT_TYPE`."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, namespace="metergate", registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, namespace="metergate", registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(name, text, labels, namespace="metergate", registry=self.registry, buckets=buckets)
