@@ -1,0 +1,39 @@
+"""The bundled engine, or another copy of it elsewhere: OpenAI's dialect, and a cancel that tells the final usage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Raw
+
+from billing.usage import Usage
+from gateway.upstream.openai import OpenAIAdapter
+from gateway.upstream.usage import from_openai
+from gateway.upstream.wire import TransportError
+
+if TYPE_CHECKING:
+    from gateway.routing.routes import Provider
+
+
+class _Cancelled(msgspec.Struct):
+    usage: Raw | None = None
+
+
+_cancelled = msgspec.json.Decoder(_Cancelled)
+
+
+class EngineAdapter(OpenAIAdapter):
+    kind = "engine"
+
+    async def cancel(self, provider: Provider, request_id: str) -> Usage | None:
+        """Frees the request's pages at once. None when the engine no longer knows the request, or is gone."""
+        url = provider.url(f"/requests/{request_id}/cancel")
+        try:
+            response = await provider.transport.post(url, self.headers(provider, request_id), b"{}")
+            if response.status != 200:
+                return None
+            answer = _cancelled.decode(await response.aread())
+        except (TransportError, msgspec.DecodeError):
+            return None
+        return None if answer.usage is None else from_openai(bytes(answer.usage))

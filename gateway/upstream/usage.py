@@ -1,0 +1,137 @@
+"""OpenAI's usage object, normalised once into disjoint classes.
+
+`prompt_tokens` includes cached and audio tokens, `completion_tokens` includes reasoning and audio. Providers differ at the
+edges: DeepSeek names cached tokens `prompt_cache_hit_tokens`; some leave reasoning out of `completion_tokens` and show it only
+in `total_tokens`. An impossible count is clamped and named in `Usage.flaw`, never billed negative.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from billing.usage import Usage
+
+MOST_TOKENS: Final = 10**12
+"""A single request beyond this is a provider's mistake; the product with any price still fits an amount's 64 bits or says so."""
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+    audio_tokens: int | None = None
+    image_tokens: int | None = None
+    cache_write_tokens: int | None = None
+
+
+class _CompletionDetails(msgspec.Struct):
+    reasoning_tokens: int | None = None
+    audio_tokens: int | None = None
+    image_tokens: int | None = None
+
+
+class _Metergate(msgspec.Struct):
+    compute_us: int | None = None
+
+
+class _Reported(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+    prompt_cache_hit_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
+    metergate: _Metergate | None = None
+
+
+_decoder = msgspec.json.Decoder(_Reported, strict=False)
+_NO_PROMPT: Final = _PromptDetails()
+_NO_COMPLETION: Final = _CompletionDetails()
+
+
+class _Counts:
+    """Clamps counts and remembers the first thing that could not be."""
+
+    __slots__ = ("flaw",)
+
+    def __init__(self) -> None:
+        self.flaw: str | None = None
+
+    def take(self, name: str, count: int | None, most: int = MOST_TOKENS) -> int:
+        if count is None or 0 <= count <= most:
+            return count or 0
+        self.flaw = self.flaw or f"{name} is {count}" + ("" if count < 0 else f", more than {most}")
+        return max(0, min(count, most))
+
+
+def from_openai(raw: bytes) -> Usage | None:
+    """None when `raw` is no usage object or counts nothing at all (a placeholder)."""
+    try:
+        reported = _decoder.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if reported.prompt_tokens is None and reported.completion_tokens is None:
+        return None
+    if reported.prompt_tokens_details is None and reported.completion_tokens_details is None:
+        plain = _plain(reported)
+        if plain is not None:
+            return plain
+    return _detailed(reported)
+
+
+def _plain(reported: _Reported) -> Usage | None:
+    """The common case: nothing but prompt and completion, and the total agrees."""
+    prompt, completion = reported.prompt_tokens or 0, reported.completion_tokens or 0
+    if reported.prompt_cache_hit_tokens or not (0 <= prompt <= MOST_TOKENS and 0 <= completion <= MOST_TOKENS):
+        return None
+    if reported.total_tokens is not None and reported.total_tokens != prompt + completion:
+        return None
+    compute_us = reported.metergate.compute_us if reported.metergate is not None else 0
+    return Usage(input=prompt, output=completion, compute_us=max(0, compute_us or 0))
+
+
+def _detailed(reported: _Reported) -> Usage:
+    counts = _Counts()
+    prompt_details = reported.prompt_tokens_details or _NO_PROMPT
+    completion_details = reported.completion_tokens_details or _NO_COMPLETION
+    prompt = counts.take("prompt_tokens", reported.prompt_tokens)
+    completion = counts.take("completion_tokens", reported.completion_tokens)
+
+    cached = prompt_details.cached_tokens
+    cached = counts.take("cached tokens", reported.prompt_cache_hit_tokens if cached is None else cached, prompt)
+    audio_input = counts.take("audio input tokens", prompt_details.audio_tokens, prompt - cached)
+    image_input = counts.take("image input tokens", prompt_details.image_tokens, prompt - cached - audio_input)
+    written = counts.take("cache write tokens", prompt_details.cache_write_tokens, prompt - cached - audio_input - image_input)
+
+    reasoning = counts.take("reasoning tokens", completion_details.reasoning_tokens)
+    completion += _outside(reported, prompt, completion, reasoning)
+    if reasoning > completion:
+        counts.flaw = counts.flaw or f"reasoning tokens are {reasoning}, more than {completion}"
+        reasoning = completion
+    audio_output = counts.take("audio output tokens", completion_details.audio_tokens, completion)
+    image_output = counts.take("image output tokens", completion_details.image_tokens, completion - audio_output)
+    compute_us = reported.metergate.compute_us if reported.metergate is not None else 0
+    return Usage(
+        input=prompt - cached - audio_input - image_input - written,
+        cache_read=cached,
+        cache_write_5m=written,
+        output=completion - audio_output - image_output,
+        audio_input=audio_input,
+        audio_output=audio_output,
+        image_input=image_input,
+        image_output=image_output,
+        reasoning=reasoning,
+        compute_us=max(0, compute_us or 0),
+        flaw=counts.flaw,
+    )
+
+
+def _outside(reported: _Reported, prompt: int, completion: int, reasoning: int) -> int:
+    """Reasoning that the provider counted beside `completion_tokens`: it shows in a total larger than the sum.
+
+    Gemini's compatible endpoint gives no detail for it, xAI gives the exact one.
+    """
+    if reported.total_tokens is None or not 0 <= reported.total_tokens <= MOST_TOKENS:
+        return 0
+    beside = reported.total_tokens - prompt - completion
+    return beside if beside > 0 and (reasoning == 0 or beside == reasoning) else 0
