@@ -33,12 +33,22 @@ class Charge:
 
 
 @dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose minute and slots a request uses: a key's, or one key's for one model. `limits` may change between requests."""
+
+    name: str
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
-    """All that one request needs. `tokens` is the estimate that the minute's token limit counts until settlement."""
+    """All that one request needs. `tokens` is the estimate that token limits count until settlement.
+
+    The lease that it becomes lasts `ttl_us` unless renewed. Every scope and every charge must have room, or none is touched.
+    """
 
     request_id: UUID
-    key_id: str
-    limits: Limits
+    scopes: tuple[Scope, ...]
     tokens: int
     charges: tuple[Charge, ...]
     ttl_us: int
@@ -46,7 +56,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """A key's state after an answer: used in the sliding minute, and when each window is empty again if nothing follows."""
+    """A scope's state after an answer: used in the sliding minute, and how long until each window is empty if nothing comes."""
 
     requests_used: int = 0
     tokens_used: int = 0
@@ -57,7 +67,9 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    counters: Counters
+    """`counters` of each scope, in the claim's order."""
+
+    counters: tuple[Counters, ...]
 
 
 RefusedBy = Literal["requests", "tokens", "parallel", "budget"]
@@ -65,14 +77,16 @@ RefusedBy = Literal["requests", "tokens", "parallel", "budget"]
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing was consumed. `retry_after_us` is when the windows have room if nobody else comes first; None means never.
+    """Nothing was consumed. `scope` (an index) or `budget_id` is what refused.
 
-    It is 0 where time alone does not help (parallel slots, budgets). `available_nano` is what the budget has left.
+    After `retry_after_us` every window has room, if nobody else comes first; None means never. It is 0 where time alone does
+    not help (parallel slots, budgets). `available_nano` is what the budget has left.
     """
 
     by: RefusedBy
-    counters: Counters
+    counters: tuple[Counters, ...]
     retry_after_us: int | None = 0
+    scope: int = 0
     budget_id: int | None = None
     available_nano: int = 0
 
@@ -105,6 +119,6 @@ class BudgetState:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyView:
+class View:
     counters: Counters
     budgets: dict[BudgetWindow, BudgetState]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 from uuid import UUID
 
-from gateway.admission.claims import Answer, BudgetWindow, Charge, Claim, KeyView, Unshipped
+from gateway.admission.claims import Answer, BudgetWindow, Charge, Claim, Unshipped, View
 
 
 class AdmissionError(Exception):
@@ -74,4 +74,4 @@ class LimitStore(Protocol):
         """
         ...
 
-    async def view(self, key_id: str, windows: Sequence[BudgetWindow]) -> KeyView: ...
+    async def view(self, scope: str, windows: Sequence[BudgetWindow]) -> View: ...

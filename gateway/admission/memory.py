@@ -1,0 +1,367 @@
+"""Limits of one process, in its memory: no await between reading and writing, so the event loop is the lock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+from uuid import UUID
+
+from gateway.admission.claims import (
+    Answer,
+    BudgetState,
+    BudgetWindow,
+    Charge,
+    Claim,
+    Counters,
+    Granted,
+    Refused,
+    RefusedBy,
+    Unseeded,
+    Unshipped,
+    View,
+)
+from gateway.admission.limits import Limits
+from gateway.admission.store import AlreadyFinished
+from gateway.admission.window import SECOND_US, SlidingWindow
+
+REMEMBERED_US = 120 * SECOND_US
+REMEMBERED_MAX = 100_000
+"""Finished request ids are remembered this long, and so many of them, to make settle and release idempotent."""
+PAST_PERIOD_US = 86_400 * SECOND_US
+"""How long after its end a budget period is kept for late settlements."""
+
+
+def steady_clock() -> Callable[[], int]:
+    """Microseconds since the epoch that never step back when the wall clock does."""
+    offset_ns = time.time_ns() - time.monotonic_ns()
+    return lambda: (time.monotonic_ns() + offset_ns) // 1000
+
+
+class _ScopeState:
+    __slots__ = ("parallel", "requests", "tokens")
+
+    def __init__(self) -> None:
+        self.parallel = 0
+        self.requests = SlidingWindow()
+        self.tokens = SlidingWindow()
+
+    def slide(self, bucket: int) -> None:
+        self.requests.slide(bucket)
+        self.tokens.slide(bucket)
+
+    def counters(self, now_us: int) -> Counters:
+        requests, tokens = self.requests, self.tokens
+        return Counters(requests.used, tokens.used, self.parallel, requests.reset_us(now_us), tokens.reset_us(now_us))
+
+
+class _Held:
+    """What one lease counted in one scope; `tokens` is None where the scope had no token limit."""
+
+    __slots__ = ("bucket", "requests", "state", "tokens")
+
+    def __init__(self, state: _ScopeState, limits: Limits, tokens: int) -> None:
+        self.state = state
+        self.requests = 0 if limits.requests_per_minute is None else 1
+        self.tokens = None if limits.tokens_per_minute is None else tokens
+        self.bucket = state.requests.head
+        state.parallel += 1
+        if self.requests:
+            state.requests.add(1)
+        if self.tokens is not None:
+            state.tokens.add(self.tokens)
+
+    def correct(self, requests: int, tokens: int, bucket: int) -> None:
+        """Replace what was counted by the actual figures, as far as its second is still in the minute at `bucket`."""
+        self.state.slide(bucket)
+        if self.requests != requests:
+            self.state.requests.correct(self.bucket, requests - self.requests)
+            self.requests = requests
+        if self.tokens is not None:
+            self.state.tokens.correct(self.bucket, tokens - self.tokens)
+            self.tokens = tokens
+
+
+class _Budget:
+    __slots__ = ("base", "ends_us", "reserved", "seeded", "spent", "unshipped", "version")
+
+    def __init__(self, ends_us: int | None) -> None:
+        self.ends_us = ends_us
+        self.seeded = False
+        self.version = 0
+        self.base = 0
+        self.spent = 0  # base + the sum of unshipped
+        self.reserved = 0
+        self.unshipped: dict[UUID, int] = {}
+
+
+class _Lease:
+    __slots__ = ("charges", "expires_us", "held")
+
+    def __init__(self, held: list[_Held], charges: tuple[Charge, ...], expires_us: int) -> None:
+        self.held = held
+        self.charges = charges
+        self.expires_us = expires_us
+
+
+class MemoryStore:
+    """`LimitStore` for one process and one event loop. `clock` gives microseconds since the epoch."""
+
+    def __init__(self, clock: Callable[[], int] | None = None) -> None:
+        self._clock = clock or steady_clock()
+        self._scopes: dict[str, _ScopeState] = {}
+        self._budgets: dict[tuple[int, str], _Budget] = {}
+        self._leases: dict[UUID, _Lease] = {}
+        self._expiries: list[tuple[int, UUID]] = []
+        self._finished: dict[UUID, int] = {}
+
+    async def start(self) -> None:
+        return None
+
+    async def stop(self) -> None:
+        return None
+
+    async def admit(self, claim: Claim) -> Answer:
+        now_us = self._clock()
+        self._expire(now_us)
+        if claim.request_id in self._finished:
+            raise AlreadyFinished(f"request {claim.request_id} was settled or released before it asked to be admitted")
+        states = self._states(claim, now_us)
+        if claim.request_id in self._leases:
+            return Granted(tuple([state.counters(now_us) for state in states]))
+        return self._take(claim, states, now_us)
+
+    async def amend(self, claim: Claim, tokens: int, charges: Sequence[Charge]) -> Answer:
+        now_us = self._clock()
+        self._expire(now_us)
+        if claim.request_id in self._finished:
+            raise AlreadyFinished(
+                f"request {claim.request_id} was settled or released before it asked for an amendment"
+            )
+        states = self._states(claim, now_us)
+        lease = self._leases.get(claim.request_id)
+        if lease is None:
+            anew = Claim(claim.request_id, claim.scopes, tokens, tuple(charges), claim.ttl_us)
+            return self._take(anew, states, now_us)
+        own = {(charge.budget_id, charge.window): charge.amount_nano for charge in lease.charges}
+        blocked = self._check_budgets(charges, states, now_us, own) or _check_amended(claim, lease, tokens, now_us)
+        if blocked is not None:
+            return blocked
+        self._give_back(lease.charges)
+        self._reserve(charges)
+        lease.charges = tuple(charges)
+        for held in lease.held:
+            held.correct(held.requests, tokens, now_us // SECOND_US)
+        return Granted(tuple([state.counters(now_us) for state in states]))
+
+    async def settle(self, claim: Claim, tokens: int, amounts: Mapping[int, int]) -> bool:
+        now_us = self._clock()
+        self._expire(now_us)
+        if not self._finish(claim.request_id, now_us):
+            return False
+        lease = self._leases.pop(claim.request_id, None)
+        if lease is not None:
+            self._give_back(lease.charges)
+            for held in lease.held:
+                held.state.parallel -= 1
+                held.correct(held.requests, tokens, now_us // SECOND_US)
+        for charge in claim.charges:
+            nano = amounts.get(charge.budget_id, 0)
+            if nano:
+                budget = self._budget(charge)
+                if claim.request_id not in budget.unshipped:
+                    budget.unshipped[claim.request_id] = nano
+                    budget.spent += nano
+        return True
+
+    async def release(self, claim: Claim) -> bool:
+        now_us = self._clock()
+        self._expire(now_us)
+        if not self._finish(claim.request_id, now_us):
+            return False
+        lease = self._leases.pop(claim.request_id, None)
+        if lease is not None:
+            self._give_back(lease.charges)
+            for held in lease.held:
+                held.state.parallel -= 1
+                held.correct(0, 0, now_us // SECOND_US)
+        return True
+
+    async def renew(self, claims: Iterable[Claim]) -> None:
+        now_us = self._clock()
+        self._expire(now_us)
+        for claim in claims:
+            lease = self._leases.get(claim.request_id)
+            if lease is not None:
+                lease.expires_us = max(lease.expires_us, now_us + claim.ttl_us)
+
+    async def unshipped(self, window: BudgetWindow, limit: int) -> Unshipped:
+        budget = self._budgets.get((window.budget_id, window.window))
+        if budget is None:
+            return Unshipped(0, {})
+        oldest = sorted(budget.unshipped, key=lambda request_id: request_id.int)[:limit]
+        return Unshipped(budget.version, {request_id: budget.unshipped[request_id] for request_id in oldest})
+
+    async def reconcile(self, window: BudgetWindow, base_nano: int, shipped: Sequence[UUID], version: int) -> bool:
+        budget = self._budgets.get((window.budget_id, window.window))
+        if budget is None:
+            budget = self._budgets[window.budget_id, window.window] = _Budget(None)
+        if budget.version != version:
+            return False
+        budget.spent += base_nano - budget.base
+        budget.base = base_nano
+        budget.seeded = True
+        budget.version += 1
+        for request_id in shipped:
+            budget.spent -= budget.unshipped.pop(request_id, 0)
+        return True
+
+    async def view(self, scope: str, windows: Sequence[BudgetWindow]) -> View:
+        now_us = self._clock()
+        self._expire(now_us)
+        state = self._scopes.get(scope) or _ScopeState()
+        state.slide(now_us // SECOND_US)
+        states = {}
+        for window in windows:
+            budget = self._budgets.get((window.budget_id, window.window))
+            states[window] = BudgetState(budget.seeded, budget.spent, budget.reserved) if budget else BudgetState()
+        return View(state.counters(now_us), states)
+
+    def _states(self, claim: Claim, now_us: int) -> list[_ScopeState]:
+        """The scopes of a claim, slid to now."""
+        bucket = now_us // SECOND_US
+        states = []
+        for scope in claim.scopes:
+            state = self._scopes.get(scope.name)
+            if state is None:
+                state = self._scopes[scope.name] = _ScopeState()
+            state.slide(bucket)
+            states.append(state)
+        return states
+
+    def _take(self, claim: Claim, states: list[_ScopeState], now_us: int) -> Answer:
+        """Check everything, then write everything."""
+        blocked = self._check_budgets(claim.charges, states, now_us, {}) or _check_scopes(claim, states, now_us)
+        if blocked is not None:
+            return blocked
+        held = [_Held(state, scope.limits, claim.tokens) for scope, state in zip(claim.scopes, states, strict=True)]
+        self._reserve(claim.charges)
+        expires_us = now_us + claim.ttl_us
+        self._leases[claim.request_id] = _Lease(held, claim.charges, expires_us)
+        heappush(self._expiries, (expires_us, claim.request_id))
+        return Granted(tuple([state.counters(now_us) for state in states]))
+
+    def _check_budgets(
+        self, charges: Sequence[Charge], states: list[_ScopeState], now_us: int, own: Mapping[tuple[int, str], int]
+    ) -> Unseeded | Refused | None:
+        """`own` is what the same request holds already and would give back."""
+        unseeded: list[BudgetWindow] = []
+        blocked: Refused | None = None
+        for charge in charges:
+            budget = self._budgets.get((charge.budget_id, charge.window))
+            if budget is None or not budget.seeded:
+                unseeded.append(BudgetWindow(charge.budget_id, charge.window))
+                continue
+            if not charge.hard or blocked is not None:
+                continue
+            available = charge.limit_nano - budget.spent - budget.reserved
+            if own:
+                available += own.get((charge.budget_id, charge.window), 0)
+            if charge.amount_nano > available:
+                counters = tuple([state.counters(now_us) for state in states])
+                blocked = Refused("budget", counters, 0, 0, charge.budget_id, available)
+        return Unseeded(tuple(unseeded)) if unseeded else blocked
+
+    def _reserve(self, charges: Sequence[Charge]) -> None:
+        for charge in charges:
+            self._budget(charge).reserved += charge.amount_nano
+
+    def _give_back(self, charges: Sequence[Charge]) -> None:
+        for charge in charges:
+            self._budget(charge).reserved -= charge.amount_nano
+
+    def _budget(self, charge: Charge) -> _Budget:
+        budget = self._budgets.get((charge.budget_id, charge.window))
+        if budget is None:
+            budget = self._budgets[charge.budget_id, charge.window] = _Budget(charge.ends_us)
+        elif budget.ends_us is None:
+            budget.ends_us = charge.ends_us
+        return budget
+
+    def _finish(self, request_id: UUID, now_us: int) -> bool:
+        """Remember that the request is over; False when it was already."""
+        finished = self._finished
+        if request_id in finished:
+            return False
+        finished[request_id] = now_us + REMEMBERED_US
+        while finished:
+            oldest = next(iter(finished))
+            if finished[oldest] > now_us and len(finished) <= REMEMBERED_MAX:
+                break
+            del finished[oldest]
+        return True
+
+    def _expire(self, now_us: int) -> None:
+        """End the leases whose holders have not renewed them; what they counted in the minute stays."""
+        expiries = self._expiries
+        while expiries and expiries[0][0] <= now_us:
+            _, request_id = heappop(expiries)
+            lease = self._leases.get(request_id)
+            if lease is None:
+                continue
+            if lease.expires_us > now_us:
+                heappush(expiries, (lease.expires_us, request_id))
+                continue
+            del self._leases[request_id]
+            self._give_back(lease.charges)
+            for held in lease.held:
+                held.state.parallel -= 1
+
+    def forget_past_periods(self) -> None:
+        """Drop the budget periods that ended a day ago and hold no reservation."""
+        now_us = self._clock()
+        self._expire(now_us)
+        self._budgets = {
+            name: budget
+            for name, budget in self._budgets.items()
+            if budget.reserved or budget.ends_us is None or budget.ends_us + PAST_PERIOD_US > now_us
+        }
+
+
+def _check_scopes(claim: Claim, states: list[_ScopeState], now_us: int) -> Refused | None:
+    """The first scope and limit without room, with the longest wait of all that have none."""
+    failed: list[tuple[RefusedBy, int]] = []
+    waits: list[int | None] = []
+    for index, (scope, state) in enumerate(zip(claim.scopes, states, strict=True)):
+        limits = scope.limits
+        limit = limits.requests_per_minute
+        if limit is not None and state.requests.used >= limit:
+            failed.append(("requests", index))
+            waits.append(state.requests.wait_us(now_us, 1, limit))
+        limit = limits.tokens_per_minute
+        if limit is not None and state.tokens.used + claim.tokens > limit:
+            failed.append(("tokens", index))
+            waits.append(state.tokens.wait_us(now_us, claim.tokens, limit))
+        limit = limits.max_parallel
+        if limit is not None and state.parallel >= limit:
+            failed.append(("parallel", index))
+            waits.append(0 if limit else None)
+    if not failed:
+        return None
+    by, index = failed[0]
+    longest = None if None in waits else max(wait for wait in waits if wait is not None)
+    return Refused(by, tuple([state.counters(now_us) for state in states]), longest, index)
+
+
+def _check_amended(claim: Claim, lease: _Lease, tokens: int, now_us: int) -> Refused | None:
+    """Whether a running request may raise its token estimate; its place in the minute and its slot it has already."""
+    for index, (scope, held) in enumerate(zip(claim.scopes, lease.held, strict=True)):
+        limit = scope.limits.tokens_per_minute
+        if limit is None or held.tokens is None or tokens <= held.tokens:
+            continue
+        window = held.state.tokens
+        more = tokens - held.tokens
+        if window.used + more > limit:
+            counters = tuple([each.state.counters(now_us) for each in lease.held])
+            return Refused("tokens", counters, window.wait_us(now_us, more, limit), index)
+    return None
