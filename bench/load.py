@@ -52,13 +52,13 @@ def request_bytes(target: Target, *, stream: bool, shape: str) -> bytes:
         "model": target.model,
         "messages": [
             {"role": "system", "content": "You are a helpful assistant."},
-            {"role": "user", "content": "Tell me something about foxes, please."},
+            {"role": "user", "content": f"Tell me something about foxes, please. {shape}"},
         ],
         "max_tokens": 64,
         "temperature": 0.5,
     }
     if stream:
-        body |= {"stream": True, "stream_options": {"include_usage": True}, "user": shape}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
     payload = json.dumps(body).encode()
     lines = [f"POST {target.path} HTTP/1.1", f"host: 127.0.0.1:{target.port}", "content-type: application/json"]
     lines += [f"{name}: {value}" for name, value in target.headers.items()]

@@ -2,9 +2,9 @@
 
     python -m bench.upstream --port 9100
 
-It is a bare `asyncio.Protocol` on uvloop: one parse for the content length, one search for `"stream": true`, one write. The last
-path segment of the `model` decides nothing; a stream's shape comes from the request's `user` field, a label that every gateway
-passes on: `chunks=200;gap_ms=20`. Chunks differ from each other, because some gateways end a stream of equal ones.
+It is a bare `asyncio.Protocol` on uvloop: one parse for the content length, one search for `"stream": true`, one write.
+The last message of the request says the stream's shape, because every gateway passes messages on: `chunks=200;gap_ms=20`.
+Chunks differ from each other, because some gateways end a stream of equal ones.
 `GET /book` answers how many requests, streams and chunks were served; every answer's usage is 16 input and 8 output tokens.
 """
 
@@ -40,7 +40,10 @@ PLAIN_BODY = json.dumps(
         "usage": {"prompt_tokens": 16, "completion_tokens": 8, "total_tokens": 24},
     }
 ).encode()
-PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(PLAIN_BODY), PLAIN_BODY)
+PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+    len(PLAIN_BODY),
+    PLAIN_BODY,
+)
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
