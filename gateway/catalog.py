@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import sqlalchemy as sa
@@ -19,8 +19,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.books import Books, Pins, load_books
 from billing.budgets import BudgetRow, list_budgets
-from billing.database import catalog_version
+from billing.database import catalog_version, reading
 from billing.teams import TeamRow, list_teams
+from billing.times import now_us
 from gateway.access import repository
 from gateway.access.identity import Identity
 from gateway.access.pepper import Pepper, PepperError
@@ -153,27 +154,33 @@ class Catalog:
             logger.warning("the catalog cannot be read (%s: %s); the last one stays", type(error).__name__, error)
 
     def _snapshot_confirmed_at_us(self) -> int:
-        now_us = time.time_ns() // 1000
-        return now_us - int(self.age_s() * 1_000_000) if self._snapshot is not None else now_us
+        age_us = int(self.age_s() * 1_000_000) if self._snapshot is not None else 0
+        return now_us() - age_us
 
     async def _read(self) -> Snapshot:
         """The snapshot of the database's present version; the old one when nothing changed."""
-        async with self._database.connect() as connection, connection.begin():
+        if not self._pepper_checked:
+            await self._check_pepper()
+        async with reading(self._database) as connection:
             if connection.dialect.name == "postgresql":
                 await connection.execute(sa.text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
             version = await catalog_version(connection)
             old = self._snapshot
             if old is not None and old.version == version:
                 return old
-            if not self._pepper_checked:
-                await self._check_pepper(connection)
             return await _load(connection, version, old)
 
-    async def _check_pepper(self, connection: AsyncConnection) -> None:
-        recorded = await repository.pepper_fingerprint(connection)
-        if recorded is not None:
-            self._pepper.check(recorded)
-            self._pepper_checked = True
+    async def _check_pepper(self) -> None:
+        """Compare with the fingerprint in the database, which the first process ever to start here writes."""
+        async with reading(self._database) as connection:
+            recorded = await repository.pepper_fingerprint(connection)
+        if recorded is None:
+            async with self._database.begin() as connection:
+                await repository.record_pepper_fingerprint(connection, self._pepper.fingerprint)
+                recorded = await repository.pepper_fingerprint(connection)
+        assert recorded is not None
+        self._pepper.check(recorded)
+        self._pepper_checked = True
 
 
 async def _load(connection: AsyncConnection, version: int, old: Snapshot | None) -> Snapshot:
@@ -191,4 +198,4 @@ async def _load(connection: AsyncConnection, version: int, old: Snapshot | None)
         keys = await repository.load_identities(connection, teams, since_version=None)
     books = await load_books(connection)
     budgets = BudgetIndex.of(await list_budgets(connection))
-    return Snapshot(version, time.time_ns() // 1000, keys, teams, books, books.pins(), budgets)
+    return Snapshot(version, now_us(), keys, teams, books, books.pins(), budgets)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 
+from billing.times import now_us
 from gateway import errors
 from gateway.access.client_address import client_address, is_inside
 from gateway.access.identity import Identity, Network
@@ -15,10 +15,6 @@ from gateway.catalog import Catalog
 Headers = Iterable[tuple[bytes, bytes]]
 
 _RETRY_AFTER_S = 2
-
-
-def now_us() -> int:
-    return time.time_ns() // 1000
 
 
 class Authenticator:

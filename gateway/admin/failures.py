@@ -1,0 +1,91 @@
+"""What an operator is told when something goes wrong: every failure in the one error shape, with the field to mend in `param`."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import sqlalchemy.exc
+from litestar import Request, Response
+from litestar.exceptions import HTTPException, ValidationException
+from litestar.types import ExceptionHandlersMap
+
+from billing.errors import BillingError, Conflict
+from gateway import errors
+from gateway.errors import INVALID_REQUEST, ApiError
+
+logger = logging.getLogger(__name__)
+
+_UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
+_MISSING_FIELD = re.compile(r"missing required field `([^`]*)`")
+
+
+def invalid(message: str, param: str | None) -> ApiError:
+    """422: the body or a query parameter cannot be accepted as it is."""
+    return ApiError(422, message, INVALID_REQUEST, param, "invalid_value")
+
+
+def missing(what: str, identifier: object) -> ApiError:
+    """404: nothing stands under this id."""
+    return ApiError(404, f"There is no {what} {identifier}.", INVALID_REQUEST, "id", "not_found")
+
+
+def conflict(message: str, param: str | None = None) -> ApiError:
+    """409: what is there does not allow it."""
+    return ApiError(409, message, INVALID_REQUEST, param, "conflict")
+
+
+def database_away() -> ApiError:
+    return errors.unavailable(
+        "The database cannot be reached; nothing was changed. Try again.", code="database_unavailable", retry_after_s=2
+    )
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """The answer for any exception that a handler let go."""
+    match error:
+        case ApiError():
+            return error
+        case Conflict():
+            return conflict(str(error), error.field)
+        case BillingError():
+            return invalid(str(error), error.field)
+        case ValidationException():
+            return _validation(error)
+        case HTTPException(status_code=400):
+            return errors.invalid_json(error.detail)
+        case HTTPException():
+            return ApiError(error.status_code, error.detail, INVALID_REQUEST, None, None, dict(error.headers or {}))
+        case sqlalchemy.exc.OperationalError() | sqlalchemy.exc.InterfaceError() | OSError():
+            logger.warning("an admin request met no database: %s", type(error).__name__)
+            return database_away()
+        case _:
+            logger.error("an admin request failed", exc_info=error)
+            return errors.internal()
+
+
+def _validation(error: ValidationException) -> ApiError:
+    """Litestar's list of what does not fit; the first of it names the field by its path, as `limits.max_parallel`."""
+    details: list[dict[str, Any]] = [item for item in error.extra or [] if isinstance(item, dict)]
+    if not details:
+        return invalid(error.detail, None)
+    message, key = str(details[0].get("message", "")), str(details[0].get("key", ""))
+    path = "" if key == "data" else key
+    if message == "'data'":
+        return invalid("A JSON object is needed as the body.", None)
+    for pattern in (_UNKNOWN_FIELD, _MISSING_FIELD):
+        if found := pattern.search(message):
+            param = ".".join(part for part in (path, found[1]) if part)
+            return invalid(f"{param}: unknown field" if pattern is _UNKNOWN_FIELD else f"{param}: is required", param)
+    return invalid(f"{path}: {message}" if path else message, path or None)
+
+
+def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    answer = to_api_error(error)
+    return Response(
+        errors.render(answer), status_code=answer.status, headers=answer.headers, media_type="application/json"
+    )
+
+
+HANDLERS: ExceptionHandlersMap = {Exception: handle, HTTPException: handle}

@@ -1,0 +1,35 @@
+"""Lists page by key, never by offset: a page ends with an opaque cursor that says behind which row the next one begins."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from litestar.params import Parameter
+
+from gateway.admin.failures import invalid
+
+MAX_LIMIT: Final = 1000
+DEFAULT_LIMIT: Final = 100
+
+Limit = Annotated[int, Parameter(ge=1, le=MAX_LIMIT, description=f"Rows per page, 1 to {MAX_LIMIT}.")]
+Cursor = Annotated[str | None, Parameter(max_length=500, description="`next_cursor` of the page before.")]
+
+Key = TypeVar("Key")
+
+
+def encode_cursor(key: Any) -> str:
+    return base64.urlsafe_b64encode(msgspec.msgpack.encode(key)).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str | None, shape: type[Key]) -> Key | None:
+    """The key that `encode_cursor` was given. Raises `ApiError` 422 for anything else."""
+    if cursor is None:
+        return None
+    try:
+        raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        return msgspec.msgpack.decode(raw, type=shape)
+    except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
+        raise invalid("cursor: is not a `next_cursor` of this list", "cursor") from error
