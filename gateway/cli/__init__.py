@@ -1,0 +1,70 @@
+"""The `metergate` command. Each verb's module is imported when it is asked for, so that `--help` and small verbs stay quick."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Final
+
+import click
+
+COMMANDS: Final = {
+    "serve": ("gateway.cli.serve", "Serve the gateway, with its bundled engines."),
+    "engine": ("gateway.cli.engine", "The engine alone: serve one model over OpenAI's API."),
+    "db": ("gateway.cli.db", "Upgrade the database, or check it."),
+    "doctor": ("gateway.cli.doctor", "Diagnose configuration, database, Redis, providers, model files and GPU."),
+    "journal": ("gateway.cli.journal", "Look into the journal, or ship it again."),
+    "team": ("gateway.cli.catalog", "Teams."),
+    "key": ("gateway.cli.catalog", "Team keys."),
+    "price": ("gateway.cli.money", "The price book."),
+    "rate": ("gateway.cli.money", "Exchange rates."),
+    "terms": ("gateway.cli.money", "Settlement terms."),
+    "budget": ("gateway.cli.catalog", "Budgets."),
+    "usage": ("gateway.cli.usage", "What was used and what it cost."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in `COMMANDS`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(COMMANDS[name][0]), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="metergate", message="metergate %(version)s")
+def cli() -> None:
+    """One OpenAI-compatible endpoint in front of every model a company uses, with exact money and hard budgets."""
+
+
+def main() -> None:
+    """The console script. A mistake of ours may show a traceback; one of configuration or surroundings is one line."""
+    from gateway.cli.errors import expected_errors
+
+    try:
+        cli.main(prog_name="metergate", standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.exceptions.Exit as ending:
+        sys.exit(ending.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.exit(141)
+    except Exception as error:
+        if not isinstance(error, expected_errors()):
+            raise
+        click.echo(f"metergate: {' '.join(str(error).split())}", err=True)
+        sys.exit(1)

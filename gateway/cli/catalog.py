@@ -1,0 +1,174 @@
+"""`metergate team|key|budget`: who may call, and how much."""
+
+from __future__ import annotations
+
+import click
+
+from gateway.cli.admin_client import AdminClient
+from gateway.cli.output import admin_options, print_object, print_rows
+from gateway.cli.parse import given, tags
+
+TEAM_COLUMNS = ("id", "name", "settlement_currency", "billing", "credit_limit", "lost_charge", "created_at")
+KEY_COLUMNS = ("id", "name", "team_id", "public_id", "models", "limits", "expires_at", "revoked_at", "created_at")
+BUDGET_COLUMNS = ("id", "scope", "scope_id", "amount", "currency", "period", "timezone", "hard")
+
+
+@click.group()
+def team() -> None:
+    """Teams."""
+
+
+@team.command("create")
+@click.argument("name")
+@click.option("--currency", required=True, help="Settlement currency, such as USD or CNY.")
+@click.option("--billing", type=click.Choice(["postpaid", "prepaid"]), help="Default: postpaid.")
+@click.option("--credit-limit", help="How far below zero a prepaid balance may go, as a decimal.")
+@click.option(
+    "--lost-charge",
+    type=click.Choice(["none", "input", "reservation"]),
+    help="What is paid for a request whose outcome was lost.",
+)
+@admin_options
+def team_create(
+    name: str,
+    currency: str,
+    billing: str | None,
+    credit_limit: str | None,
+    lost_charge: str | None,
+    url: str,
+    as_json: bool,
+) -> None:
+    """Make a team that settles in one currency."""
+    body = given(
+        name=name, settlement_currency=currency, billing=billing, credit_limit=credit_limit, lost_charge=lost_charge
+    )
+    with AdminClient(url) as client:
+        print_object(client.post("/teams", body), as_json)
+
+
+@team.command("list")
+@admin_options
+def team_list(url: str, as_json: bool) -> None:
+    """All teams."""
+    with AdminClient(url) as client:
+        print_rows(client.pages("/teams"), TEAM_COLUMNS, as_json)
+
+
+@team.command("show")
+@click.argument("team_id")
+@admin_options
+def team_show(team_id: str, url: str, as_json: bool) -> None:
+    """One team."""
+    with AdminClient(url) as client:
+        print_object(client.get(f"/teams/{team_id}"), as_json)
+
+
+@click.group()
+def key() -> None:
+    """Team keys."""
+
+
+@key.command("create")
+@click.argument("team_id")
+@click.argument("name")
+@click.option("--model", "models", multiple=True, help="A model the key may call; again for more. Default: any.")
+@click.option("--requests-per-minute", type=int)
+@click.option("--tokens-per-minute", type=int)
+@click.option("--max-parallel", type=int)
+@click.option("--allow-ip", "allowed_ips", multiple=True, help="A network the key may be used from; again for more.")
+@click.option("--expires-at", help="RFC 3339 time after which the key stops.")
+@click.option("--tag", "tag_pairs", multiple=True, help="NAME=VALUE, put on every usage row; again for more.")
+@admin_options
+def key_create(
+    team_id: str,
+    name: str,
+    models: tuple[str, ...],
+    requests_per_minute: int | None,
+    tokens_per_minute: int | None,
+    max_parallel: int | None,
+    allowed_ips: tuple[str, ...],
+    expires_at: str | None,
+    tag_pairs: tuple[str, ...],
+    url: str,
+    as_json: bool,
+) -> None:
+    """Make a key. It is shown now and never again."""
+    limits = given(
+        requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute, max_parallel=max_parallel
+    )
+    body = given(
+        team_id=team_id,
+        name=name,
+        models=list(models) or None,
+        limits=limits or None,
+        allowed_ips=list(allowed_ips) or None,
+        expires_at=expires_at,
+        tags=tags(tag_pairs),
+    )
+    with AdminClient(url) as client:
+        print_object(client.post("/keys", body), as_json)
+
+
+@key.command("list")
+@click.option("--team", "team_id", help="Only this team's.")
+@admin_options
+def key_list(team_id: str | None, url: str, as_json: bool) -> None:
+    """All keys, without their secrets."""
+    with AdminClient(url) as client:
+        print_rows(client.pages("/keys", {"team_id": team_id}), KEY_COLUMNS, as_json)
+
+
+@key.command("revoke")
+@click.argument("key_id")
+@admin_options
+def key_revoke(key_id: str, url: str, as_json: bool) -> None:
+    """Stop a key for good, within a second everywhere."""
+    with AdminClient(url) as client:
+        print_object(client.post(f"/keys/{key_id}/revoke", {}), as_json)
+
+
+@click.group()
+def budget() -> None:
+    """Budgets."""
+
+
+@budget.command("create")
+@click.argument("scope", type=click.Choice(["team", "key", "all"]))
+@click.argument("amount")
+@click.argument("currency")
+@click.argument("period", type=click.Choice(["day", "week", "month", "total"]))
+@click.option("--id", "scope_id", help="The team or key that the budget is for.")
+@click.option("--timezone", default="UTC", show_default=True, help="Where a day, week or month begins.")
+@click.option("--hard/--soft", default=True, show_default=True, help="Refuse what goes beyond, or only show it.")
+@admin_options
+def budget_create(
+    scope: str,
+    amount: str,
+    currency: str,
+    period: str,
+    scope_id: str | None,
+    timezone: str,
+    hard: bool,
+    url: str,
+    as_json: bool,
+) -> None:
+    """Bound what a team, a key or everything may spend: `budget create team 100.00 CNY month --id team_…`."""
+    body: dict[str, object] = {
+        "scope": scope,
+        "scope_id": scope_id,
+        "amount": amount,
+        "currency": currency,
+        "period": period,
+        "timezone": timezone,
+        "hard": hard,
+    }
+    with AdminClient(url) as client:
+        print_object(client.post("/budgets", body), as_json)
+
+
+@budget.command("list")
+@admin_options
+def budget_list(url: str, as_json: bool) -> None:
+    """All budgets."""
+    with AdminClient(url) as client:
+        print_rows(client.pages("/budgets"), BUDGET_COLUMNS, as_json)

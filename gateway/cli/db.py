@@ -1,0 +1,48 @@
+"""`metergate db upgrade|check`: the migrations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gateway import database
+from gateway.cli.errors import CliError
+from gateway.serve.preflight import prepare_home
+from gateway.settings import Settings, load_settings, redact_url
+
+config_option = click.option(
+    "--config", type=click.Path(path_type=Path), envvar="METERGATE_CONFIG", help="Configuration file (YAML)."
+)
+
+
+def _settings(config: Path | None) -> Settings:
+    settings = load_settings(config)
+    if settings.database_url.startswith("sqlite"):
+        prepare_home(settings.home)
+    return settings
+
+
+@click.group()
+def db() -> None:
+    """Upgrade the database, or check it."""
+
+
+@db.command()
+@config_option
+def upgrade(config: Path | None) -> None:
+    """Bring the database to this version's schema. Safe to run again, and from several places at once."""
+    settings = _settings(config)
+    database.upgrade(settings.database_url)
+    click.echo(f"{redact_url(settings.database_url)} is up to date")
+
+
+@db.command()
+@config_option
+def check(config: Path | None) -> None:
+    """Exit 0 if the database has this version's schema, 1 with what to do if not."""
+    settings = _settings(config)
+    trouble = database.check(settings.database_url)
+    if trouble is not None:
+        raise CliError(trouble)
+    click.echo(f"{redact_url(settings.database_url)} is up to date")

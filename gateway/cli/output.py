@@ -1,0 +1,92 @@
+"""How a verb's result is printed: a table for people, JSON as it came for machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gateway.cli.admin_client import Json
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+Column = str
+"""`name` of a field, or `outer.inner`."""
+
+
+def admin_options(command: Command) -> Command:
+    """`--url` and `--json`, which every verb of the admin API takes."""
+    url = click.option(
+        "--url",
+        envvar="METERGATE_URL",
+        default="http://127.0.0.1:8000",
+        show_default=True,
+        help="Where the gateway's admin API listens (METERGATE_URL).",
+    )
+    as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+    return url(as_json(command))
+
+
+def print_rows(rows: Iterable[Json], columns: Sequence[Column], as_json: bool) -> None:
+    """A list of objects. JSON: one array."""
+    listed = list(rows)
+    if as_json:
+        click.echo(json.dumps(listed, ensure_ascii=False, indent=2))
+        return
+    if not listed:
+        click.echo("none")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.rpartition(".")[2], overflow="fold")
+    for row in listed:
+        table.add_row(*(Text(cell(row, column)) for column in columns))
+    _console().print(table)
+
+
+def print_object(row: Json, as_json: bool) -> None:
+    """One object, a field a line. JSON: the object."""
+    if as_json:
+        click.echo(json.dumps(row, ensure_ascii=False, indent=2))
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name in row:
+        table.add_row(name, Text(cell(row, name)))
+    _console().print(table)
+
+
+def cell(row: Json, column: Column) -> str:
+    value: object = row
+    for name in column.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return show(value)
+
+
+def show(value: object) -> str:
+    """A value as people read it: money as `0.42 USD`, null as a dash, lists with commas."""
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case {"amount": amount, "currency": currency, **rest} if not rest:
+            return f"{amount} {currency}"
+        case dict():
+            return ", ".join(f"{name}={show(each)}" for name, each in value.items()) or "-"
+        case list():
+            return ", ".join(show(each) for each in value) or "none"
+        case _:
+            return str(value)
+
+
+def _console() -> Console:
+    """As wide as the terminal; never narrower than what a pipe's reader would want whole."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=400)

@@ -1,0 +1,33 @@
+"""What several verbs read from their options, in the shapes the admin API takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import click
+
+HELP_TIME = "RFC 3339 time, such as 2026-01-01T00:00:00Z (default: now)."
+
+
+def time_or_now(text: str | None) -> str:
+    """`text` itself, which the admin API checks, or this moment."""
+    return text or datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def given(**fields: object) -> dict[str, object]:
+    """The fields that were given: an option left out is left to the API's default."""
+    return {name: value for name, value in fields.items() if value is not None and value != ()}
+
+
+def tags(pairs: tuple[str, ...]) -> Mapping[str, str] | None:
+    """`k=v` options as a mapping; None when there are none."""
+    if not pairs:
+        return None
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator or not name:
+            raise click.BadParameter(f"{pair!r} must be NAME=VALUE")
+        found[name] = value
+    return found

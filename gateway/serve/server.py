@@ -1,0 +1,69 @@
+"""The HTTP server of this process: uvicorn under our own signals, so that nothing is cut that could still be finished."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGIApplication
+
+DRAIN_S: Final = 60
+"""After SIGTERM running requests may take this long; then their streams are cut, and billed as cancelled."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handling: `ask_to_stop` ends it, a second time at once."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    def ask_to_stop(self) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def wait_started(self, serving: asyncio.Task[None]) -> None:
+        """Returns when requests are accepted. Raises what `serving` raises."""
+        while not self.started and not serving.done():
+            await asyncio.sleep(0.005)
+        if serving.done():
+            serving.result()
+
+
+def make_server(app: ASGIApplication) -> Server:
+    return Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=DRAIN_S,
+        )
+    )
+
+
+def on_signals(action: Callable[[], None], *signals: signal.Signals) -> None:
+    """Runs `action` in the loop for each of the signals, from now on."""
+    loop = asyncio.get_running_loop()
+    for each in signals:
+        loop.add_signal_handler(each, action)
+
+
+def address_of(listener: socket.socket) -> str:
+    """`http://127.0.0.1:8000` as a person on this machine would type it."""
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
