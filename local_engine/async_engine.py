@@ -1,0 +1,287 @@
+"""The HTTP process's side of the engine: starts the core, sends it sequences, hands its tokens to whoever waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from .config import EngineConfig
+from .errors import Draining, EngineDead, ModelError, Overloaded
+from .generation import Choice, Generation, GenerationRequest, Usage
+from .messages import (
+    HEADER,
+    Abort,
+    AddSequence,
+    Failed,
+    FromCore,
+    Progress,
+    Ready,
+    ResetPrefixCache,
+    Start,
+    Stats,
+    StepDone,
+    frame,
+)
+from .metrics import EngineMetrics
+from .tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+CORE_COMMAND = (sys.executable, "-m", "local_engine.core_process")
+FINISHED_KEPT_S = 600
+FINISHED_KEPT_MAX = 100_000
+CORE_EXIT_S = 5
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedUsage:
+    """What an ended request used; kept for ten minutes under its request id."""
+
+    status: str
+    usage: Usage
+    expires_s: float
+
+
+class AsyncEngine:
+    """One core process and the requests in it. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer,
+        metrics: EngineMetrics,
+        *,
+        max_waiting: int = 1024,
+        command: Sequence[str] = CORE_COMMAND,
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.metrics = metrics
+        self.ready: Ready | None = None
+        self.dead: str | None = None
+        self.draining = False
+        self.progress = "starting"
+        self.stats = Stats()
+        metrics.follow(lambda: self.stats)
+        self._max_waiting = max_waiting
+        self._command = tuple(command)
+        self._core: subprocess.Popen[bytes] | None = None
+        self._watch_fd: int | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._pump: asyncio.Task[None] | None = None
+        self._next_sequence = 1
+        self._sent_since_stats = 0
+        self._by_sequence: dict[int, tuple[Generation, Choice]] = {}
+        self._live: dict[str, Generation] = {}
+        self._finished: OrderedDict[str, FinishedUsage] = OrderedDict()
+        self.on_death: Callable[[str], None] | None = None
+
+    async def start(self, on_progress: Callable[[str], None]) -> Ready:
+        """Starts the core and waits until the model is loaded. Raises `ModelError` with the core's words if it is not."""
+        ours, theirs = socket.socketpair()
+        read_fd, self._watch_fd = os.pipe()
+        with theirs:
+            self._core = subprocess.Popen(
+                [*self._command, "--channel", str(theirs.fileno()), "--parent-fd", str(read_fd)],
+                pass_fds=(theirs.fileno(), read_fd),
+                stdin=subprocess.DEVNULL,
+            )
+        os.close(read_fd)
+        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._writer.write(frame(Start(self.config)))
+        try:
+            await self._await_ready(on_progress)
+        except asyncio.IncompleteReadError:
+            raise ModelError(f"the engine core ended while loading ({self._exit_words()}); see its lines above") from None
+        assert self.ready is not None
+        self._pump = asyncio.create_task(self._read_steps(), name="engine-core-reader")
+        return self.ready
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Sends the sequences to the core. Raises `Draining`, `Overloaded` or `EngineDead`."""
+        self._check_open(len(request.prompts) * request.n)
+        generation = Generation(request, [])
+        for prompt, params in zip(request.prompts, request.params, strict=True):
+            leader: int | None = None
+            for choice_index in range(request.n):
+                choice = Choice(len(generation.choices), self._next_sequence, params, self.tokenizer)
+                self._next_sequence += 1
+                generation.choices.append(choice)
+                self._by_sequence[choice.sequence_id] = (generation, choice)
+                self._send(
+                    AddSequence(
+                        choice.sequence_id, prompt, params, choice_index, request.salt, request.priority, leader
+                    )
+                )
+                leader = leader or choice.sequence_id
+        self._sent_since_stats += len(generation.choices)
+        self._live[request.request_id] = generation
+        return generation
+
+    def abort(self, generation: Generation) -> None:
+        """Asks the core to drop what is left of the request; `generation.ended` tells when its pages are free."""
+        generation.aborted = True
+        for choice in generation.choices:
+            if not choice.ended and choice.stopped_by is None:
+                self._send(Abort(choice.sequence_id, None))
+
+    def find(self, request_id: str) -> Generation | None:
+        return self._live.get(request_id)
+
+    def finished(self, request_id: str) -> FinishedUsage | None:
+        self._expire_finished()
+        return self._finished.get(request_id)
+
+    def reset_prefix_cache(self) -> None:
+        self._send(ResetPrefixCache())
+
+    @property
+    def live_count(self) -> int:
+        return len(self._live)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuses new requests and waits for the running ones; what is left after `timeout_s` is aborted."""
+        self.draining = True
+        waiting = [generation.ended.wait() for generation in self._live.values()]
+        if not waiting:
+            return
+        try:
+            await asyncio.wait_for(asyncio.gather(*waiting), timeout_s)
+        except TimeoutError:
+            left = list(self._live.values())
+            log.warning("aborting %d requests that did not end within %g s", len(left), timeout_s)
+            for generation in left:
+                self.abort(generation)
+
+    async def stop(self) -> None:
+        """Ends the core and waits for it. Requests still running end with an error."""
+        if self._pump is not None:
+            self._pump.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._pump
+        self._fail_all("The engine was stopped.")
+        if self._writer is not None:
+            self._writer.close()
+        if self._watch_fd is not None:
+            os.close(self._watch_fd)
+            self._watch_fd = None
+        if self._core is not None:
+            await asyncio.to_thread(self._reap)
+
+    def _reap(self) -> None:
+        assert self._core is not None
+        try:
+            self._core.wait(CORE_EXIT_S)
+        except subprocess.TimeoutExpired:
+            self._core.kill()
+            self._core.wait()
+
+    async def _await_ready(self, on_progress: Callable[[str], None]) -> None:
+        while self.ready is None:
+            message = await self._receive()
+            if isinstance(message, Progress):
+                self.progress = message.text
+                on_progress(message.text)
+            elif isinstance(message, Failed):
+                raise ModelError(message.message)
+            elif isinstance(message, Ready):
+                self.ready = message
+
+    async def _receive(self) -> FromCore:
+        assert self._reader is not None
+        (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+        return _decoder.decode(await self._reader.readexactly(length))
+
+    async def _read_steps(self) -> None:
+        try:
+            while True:
+                message = await self._receive()
+                assert isinstance(message, StepDone)
+                self._apply(message)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.dead = f"The engine core died ({self._exit_words()})."
+            log.error("%s", self.dead)
+            self._fail_all(self.dead)
+            if self.on_death is not None:
+                self.on_death(self.dead)
+
+    def _apply(self, step: StepDone) -> None:
+        self.stats = step.stats
+        self._sent_since_stats = 0
+        now_s = time.monotonic()
+        for update in step.updates:
+            generation, choice = self._by_sequence[update.id]
+            delta = choice.apply(update)
+            if delta.tokens:
+                self.metrics.observe_token(generation, choice, now_s)
+            if choice.ended:
+                del self._by_sequence[update.id]
+            elif choice.stopped_by is not None and delta.tokens:
+                self._send(Abort(choice.sequence_id, choice.tokens))
+            generation.push(delta)
+            if choice.ended and all(other.ended for other in generation.choices):
+                self._finish(generation)
+
+    def _finish(self, generation: Generation, error: str | None = None) -> None:
+        request_id = generation.request.request_id
+        if self._live.get(request_id) is generation:
+            del self._live[request_id]
+        status = "failed" if error is not None else "cancelled" if generation.aborted else "completed"
+        expires_s = time.monotonic() + FINISHED_KEPT_S
+        self._finished[request_id] = FinishedUsage(status, generation.usage, expires_s)
+        self._finished.move_to_end(request_id)
+        self._expire_finished()
+        self.metrics.observe_end(generation, status)
+        generation.end(error)
+
+    def _fail_all(self, message: str) -> None:
+        generations = {id(generation): generation for generation, _ in self._by_sequence.values()}
+        self._by_sequence.clear()
+        for generation in generations.values():
+            self._finish(generation, message)
+
+    def _expire_finished(self) -> None:
+        now_s = time.monotonic()
+        while self._finished:
+            oldest = next(iter(self._finished.values()))
+            if oldest.expires_s > now_s and len(self._finished) <= FINISHED_KEPT_MAX:
+                break
+            self._finished.popitem(last=False)
+
+    def _check_open(self, sequences: int) -> None:
+        if self.dead is not None:
+            raise EngineDead(self.dead)
+        if self.draining:
+            raise Draining("The engine is shutting down and takes no new requests.")
+        if self.ready is None:
+            raise Overloaded(f"The model is still loading ({self.progress}).", retry_after_s=2)
+        waiting = self.stats.waiting + self._sent_since_stats
+        if waiting and waiting + sequences > self._max_waiting:
+            raise Overloaded(f"{waiting} sequences are waiting already (--max-waiting {self._max_waiting}). Try later.")
+
+    def _send(self, message: msgspec.Struct) -> None:
+        if self._writer is not None and self.dead is None:
+            self._writer.write(frame(message))
+
+    def _exit_words(self) -> str:
+        assert self._core is not None
+        try:
+            status = self._core.wait(1)
+        except subprocess.TimeoutExpired:
+            return "its socket closed"
+        return f"signal {-status}" if status < 0 else f"exit status {status}"
+
+
+_decoder: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)

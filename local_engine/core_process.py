@@ -1,0 +1,134 @@
+"""The core's own process: one single-threaded loop between a socketpair and the model.
+
+Started by the HTTP process as `python -m local_engine.core_process --channel FD --parent-fd FD`. It reads the socket
+between steps, sends one frame per step, and ends when its parent's pipe closes, even in the middle of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from .config import EngineConfig
+from .engine_core import EngineCore, Runner
+from .errors import EngineError
+from .messages import Failed, FrameBuffer, Progress, Ready, Start, StepDone, ToCore, frame
+from .parent_watch import exit_with_parent
+
+log = logging.getLogger(__name__)
+
+IDLE_CHECK_S = 0.1
+"""Idle for so long, the core checks its pages once."""
+
+RunnerFactory = Callable[[EngineConfig, Callable[[str], None]], Runner]
+
+
+class Channel:
+    """The core's end of the socketpair: non-blocking reads, blocking writes."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = FrameBuffer(bytearray())
+        self._decoder = msgspec.msgpack.Decoder(ToCore)
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+
+    def receive(self, wait_s: float | None) -> list[ToCore]:
+        """Whatever has arrived, waiting at most `wait_s` (None: for ever) for the first of it. EOFError at the end."""
+        messages: list[ToCore] = []
+        timeout_ms = None if wait_s is None else wait_s * 1_000
+        while self._poll.poll(timeout_ms):
+            data = self._connection.recv(1 << 20)
+            if not data:
+                raise EOFError
+            messages += [self._decoder.decode(body) for body in self._buffer.feed(data)]
+            timeout_ms = 0 if messages else timeout_ms
+        return messages
+
+    def send(self, message: msgspec.Struct) -> None:
+        self._connection.sendall(frame(message))
+
+
+def run(channel: Channel, make_runner: RunnerFactory) -> int:
+    """The whole life of the core. Returns its exit status."""
+    (start,) = channel.receive(None)
+    assert isinstance(start, Start)
+    began = time.monotonic()
+    try:
+        runner = make_runner(start.config, lambda text: channel.send(Progress(text)))
+        core = EngineCore(start.config, runner, adapt_steps=_on_cpu(start.config))
+    except EngineError as error:
+        channel.send(Failed(str(error)))
+        return 1
+    except MemoryError:
+        channel.send(Failed("out of memory while loading: lower --max-model-len or --kv-cache-memory-bytes"))
+        return 1
+    gc.collect()
+    gc.freeze()
+    load_us = int((time.monotonic() - began) * 1e6)
+    channel.send(Ready(runner.num_blocks, start.config.block_size, runner.vocab_size, core.max_model_len, load_us))
+    _serve(channel, core)
+    return 0
+
+
+def _serve(channel: Channel, core: EngineCore) -> None:
+    checked = False
+    while True:
+        wait_s = 0.0 if core.has_work else None if checked else IDLE_CHECK_S
+        messages = channel.receive(wait_s)
+        for message in messages:
+            assert not isinstance(message, Start), "started once"
+            core.handle(message)
+        if core.has_work:
+            checked = False
+            updates = core.step()
+            channel.send(StepDone(updates, core.stats()))
+        elif not messages and not checked:
+            core.check_integrity()
+            checked = True
+
+
+def _on_cpu(config: EngineConfig) -> bool:
+    if config.device != "auto":
+        return config.device == "cpu"
+    import torch
+
+    return not torch.cuda.is_available()
+
+
+def load_model_runner(config: EngineConfig, progress: Callable[[str], None]) -> Runner:
+    from .runner import ModelRunner
+
+    return ModelRunner(config, progress=progress)
+
+
+def main(make_runner: RunnerFactory = load_model_runner) -> int:
+    parser = argparse.ArgumentParser(prog="local_engine.core_process")
+    parser.add_argument("--channel", type=int, required=True)
+    parser.add_argument("--parent-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    exit_with_parent(arguments.parent_fd)
+    # A terminal's ^C and a group-wide SIGTERM are for the HTTP process: it drains, and then our pipe closes.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="core: %(levelname)s %(message)s")
+    with socket.socket(fileno=arguments.channel) as connection, contextlib.suppress(EOFError, BrokenPipeError):
+        return run(Channel(connection), make_runner)
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stderr.flush()
+    os._exit(status)  # no interpreter teardown: numba and torch threads may hold it up

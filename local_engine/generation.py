@@ -1,0 +1,144 @@
+"""One request on its way: its choices, their text as it grows, and what it used."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from .detokenizer import IncrementalDetokenizer, StopStrings
+from .messages import Update
+from .sampling_params import SamplingParams
+from .sequence import FinishReason
+from .tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What the server asks of the engine: `n` choices for each prompt."""
+
+    request_id: str
+    prompts: list[list[int]]
+    params: list[SamplingParams]
+    """One per prompt, seeds drawn."""
+    n: int = 1
+    salt: bytes = b""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Exact counts. A prompt is counted once, however many choices it has; `cached` is part of `prompt`."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    compute_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """News of one choice: more text, more tokens, its end."""
+
+    index: int
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+class Choice:
+    """One output sequence: turns tokens into text that may be shown, and counts what is billed."""
+
+    def __init__(self, index: int, sequence_id: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        self.index = index
+        self.sequence_id = sequence_id
+        self.params = params
+        self.tokens = 0
+        self.compute_us = 0
+        self.cached_tokens = 0
+        self.ended = False
+        self.last_token_s: float | None = None
+        self._stop_strings = StopStrings(params.stop, include=params.include_stop_str_in_output)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that was found; tokens after it are discarded and not counted."""
+        return self._stop_strings.matched
+
+    def apply(self, update: Update) -> Delta:
+        """Takes one update of the core in. After a match the choice ends when the core confirms."""
+        self.compute_us = update.compute_us
+        self.cached_tokens = update.cached_tokens
+        text, tokens = "", ()
+        if update.token is not None and self.stopped_by is None:
+            self.tokens += 1
+            tokens = (update.token,)
+            text = self._text_of(update)
+        if update.finish_reason is None:
+            return Delta(self.index, text, tokens)
+        self.ended = True
+        if self.stopped_by is not None:
+            return Delta(self.index, text, tokens, FinishReason.STOP, self.stopped_by)
+        if update.finish_reason is not FinishReason.ERROR:
+            text += self._stop_strings.feed(self._detokenizer.flush(), check=self._checks)
+            if self.stopped_by is not None:
+                return Delta(self.index, text, tokens, FinishReason.STOP, self.stopped_by)
+            text += self._stop_strings.flush()
+        reason = update.stop_token if update.stop_token in self.params.stop_token_ids else None
+        return Delta(self.index, text, tokens, update.finish_reason, reason, update.error)
+
+    def _text_of(self, update: Update) -> str:
+        assert update.token is not None
+        if update.stop_token is not None and not self.params.include_stop_str_in_output:
+            return ""
+        return self._stop_strings.feed(self._detokenizer.feed(update.token), check=self._checks)
+
+    @property
+    def _checks(self) -> bool:
+        return self.tokens >= self.params.min_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """A request in flight, or just ended. `deltas` is read by one consumer; usage stands when `ended` is set."""
+
+    request: GenerationRequest
+    choices: list[Choice]
+    started_s: float = field(default_factory=time.monotonic)
+    first_token_s: float | None = None
+    aborted: bool = False
+    error: str | None = None
+    """Why the whole request failed (the core died); a single choice's error is in its delta."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _pending: list[Delta] = field(default_factory=list)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def usage(self) -> Usage:
+        n = self.request.n
+        return Usage(
+            prompt_tokens=sum(len(prompt) for prompt in self.request.prompts),
+            completion_tokens=sum(choice.tokens for choice in self.choices),
+            cached_tokens=sum(choice.cached_tokens for choice in self.choices[::n]),
+            compute_us=sum(choice.compute_us for choice in self.choices),
+        )
+
+    def push(self, delta: Delta) -> None:
+        self._pending.append(delta)
+        self._news.set()
+
+    def end(self, error: str | None = None) -> None:
+        self.error = error
+        self.ended.set()
+        self._news.set()
+
+    async def next(self) -> list[Delta]:
+        """All deltas since the last call, waiting for the first; empty when there are no more."""
+        while not self._pending and not self.ended.is_set():
+            self._news.clear()
+            await self._news.wait()
+        pending, self._pending = self._pending, []
+        return pending
