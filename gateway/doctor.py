@@ -1,0 +1,216 @@
+"""`metergate doctor`: looks at everything a gateway depends on, and says of each what is wrong and what to do.
+
+Nothing is changed: no migration runs, no engine starts, no paid call is made (a provider is asked for its list of models).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import shutil
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from gateway import database
+from gateway.routing.routes import Provider
+from gateway.serve.engines import bundled
+from gateway.serve.errors import StartError
+from gateway.serve.preflight import MIN_FREE_BYTES, check_engine_installed
+from gateway.settings import Settings, redact_url
+
+TIMEOUT_S: Final = 10
+
+
+class Health(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. `remedy` is empty when all is well."""
+
+    name: str
+    health: Health
+    detail: str
+    remedy: str = ""
+
+
+def ok(name: str, detail: str) -> Check:
+    return Check(name, Health.OK, detail)
+
+
+def warn(name: str, detail: str, remedy: str) -> Check:
+    return Check(name, Health.WARN, detail, remedy)
+
+
+def fail(name: str, detail: str, remedy: str) -> Check:
+    return Check(name, Health.FAIL, detail, remedy)
+
+
+async def examine(settings: Settings) -> list[Check]:
+    """All checks, in the order a person would want to read them. Never raises: a check that breaks is a finding."""
+    checks = [_python(), _configuration(settings), _home(settings.home)]
+    checks.append(await _guarded("database", lambda: asyncio.to_thread(_database, settings)))
+    checks.append(await _guarded("redis", lambda: _redis(settings)))
+    remote = [
+        _guarded(f"provider {name}", lambda name=name: _remote_provider(name, settings))  # type: ignore[misc]
+        for name, provider in settings.providers.items()
+        if provider.base_url is not None
+    ]
+    checks += await asyncio.gather(*remote)
+    for name in bundled(settings):
+        checks.append(await _guarded(f"engine {name}", lambda name=name: _bundled_engine(name, settings)))  # type: ignore[misc]
+    checks += _models(settings)
+    checks.append(await _guarded("gpu", _gpu))
+    return checks
+
+
+async def _guarded(name: str, check: Callable[[], Awaitable[Check]]) -> Check:
+    try:
+        async with asyncio.timeout(6 * TIMEOUT_S):
+            return await check()
+    except Exception as error:
+        return fail(name, f"{type(error).__name__}: {' '.join(str(error).split())}", "see the message")
+
+
+def _python() -> Check:
+    found = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    try:
+        return ok("metergate", f"{version('metergate')}, {found}")
+    except PackageNotFoundError:
+        return warn("metergate", f"not installed as a package, {found}", "pip install metergate, or use `make run`")
+
+
+def _configuration(settings: Settings) -> Check:
+    detail = f"{len(settings.providers)} providers, {len(settings.models)} models, listens on {settings.listen}"
+    if not settings.models:
+        return warn("configuration", detail, "add a model with a route, or no caller can ask for anything")
+    return ok("configuration", detail)
+
+
+def _home(home: Path) -> Check:
+    if not home.is_dir():
+        return warn("home", f"{home} does not exist yet", "`metergate serve` makes it")
+    probe = home / ".doctor-probe"
+    try:
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        return fail("home", f"{home}: {error.strerror}", "make it writable, or set METERGATE_HOME to a folder that is")
+    free = shutil.disk_usage(home).free
+    detail = f"{home} is writable, {free >> 20} MB free"
+    if free < MIN_FREE_BYTES:
+        return fail("home", detail, "free some disk, or set METERGATE_HOME to another one")
+    if free < 1 << 30:
+        return warn("home", detail, "the journal refuses requests when the disk is full; free some in time")
+    return ok("home", detail)
+
+
+def _database(settings: Settings) -> Check:
+    url = redact_url(settings.database_url)
+    trouble = database.check(settings.database_url)
+    if trouble is None:
+        return ok("database", f"{url}, schema up to date")
+    if settings.database_url.startswith("sqlite"):
+        return warn("database", f"{url}: {trouble}", "`metergate serve` brings SQLite up to date by itself")
+    return fail("database", f"{url}: {trouble}", "metergate db upgrade")
+
+
+async def _redis(settings: Settings) -> Check:
+    if settings.redis_url is None:
+        return ok("redis", "not configured: limits are kept in this process's memory")
+    from redis.asyncio import Redis
+
+    url = redact_url(settings.redis_url)
+    client = Redis.from_url(settings.redis_url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
+    try:
+        facts = await client.info()
+        policy = facts.get("maxmemory_policy", "noeviction")
+    except Exception as error:
+        return fail("redis", f"{url}: {error}", f"start it; until then limits are {settings.limits.when_store_down}")
+    finally:
+        await client.aclose()
+    detail = f"{url}, version {facts.get('redis_version')}, {policy}"
+    if policy != "noeviction":
+        return warn("redis", detail, "set maxmemory-policy noeviction: an evicted counter is a limit forgotten")
+    return ok("redis", detail)
+
+
+async def _remote_provider(name: str, settings: Settings) -> Check:
+    provider = Provider(name, settings.providers[name])
+    title = f"provider {name}"
+    try:
+        async with httpx.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False) as client:
+            answer = await client.get(provider.url("/models"), headers=provider.headers)
+    except httpx.HTTPError as error:
+        return fail(title, f"{provider.base_url}: {type(error).__name__}", "check the base_url and the network")
+    finally:
+        await provider.aclose()
+    detail = f"{provider.base_url} answered {answer.status_code}"
+    if answer.status_code in (401, 403):
+        return fail(title, detail, "check its api_key")
+    if answer.is_success:
+        return ok(title, detail)
+    return warn(title, f"{detail} to GET /models", "check the base_url (it usually ends with /v1)")
+
+
+async def _bundled_engine(name: str, settings: Settings) -> Check:
+    title = f"engine {name}"
+    try:
+        check_engine_installed(name)
+    except StartError as error:
+        return fail(title, "not installed", str(error))
+    model = settings.providers[name].model
+    assert model is not None
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "import sys; from local_engine.weights.model_store import resolve; print(resolve(sys.argv[1]))",
+        model,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate()
+    if process.returncode == 0:
+        return ok(title, f"{model}: {output.decode().strip()}")
+    said = errors.decode(errors="replace").strip().splitlines() or ["no message"]
+    return fail(title, f"{model}: {said[-1]}", "name a folder, a .gguf file or a known model")
+
+
+def _models(settings: Settings) -> Iterator[Check]:
+    for model in settings.models:
+        routes = ", ".join(f"{route.provider}/{route.model}" for route in model.routes)
+        if model.context_window is None:
+            remedy = "set context_window, so that callers see it and over-long prompts are refused early"
+            yield warn(f"model {model.name}", f"{routes}; no context_window", remedy)
+        else:
+            yield ok(f"model {model.name}", f"{routes}; {model.context_window} tokens")
+
+
+async def _gpu() -> Check:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ok("gpu", "no NVIDIA driver found: bundled engines run on the CPU")
+    process = await asyncio.create_subprocess_exec(
+        program,
+        "--query-gpu=name,memory.total,driver_version",
+        "--format=csv,noheader",
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    said = "; ".join(output.decode(errors="replace").split("\n")).strip("; ")
+    if process.returncode != 0:
+        return warn("gpu", said, "the driver does not answer: bundled engines would run on the CPU")
+    return ok("gpu", said)
