@@ -1,0 +1,79 @@
+"""The routes as they are at this moment: what may be called, what is tripped, and whether it is priced."""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar, Literal
+
+from litestar import Controller, get
+from msgspec import Struct
+
+from billing.times import now_us
+from gateway.admin.services import Injected, Rooms
+from gateway.routing.breaker import State
+from gateway.routing.routes import Route
+
+Health = Literal["up", "starting", "saturated", "tripped", "probing"]
+
+
+class RouteView(Struct, frozen=True, kw_only=True):
+    model: str
+    provider: str
+    provider_model: str
+    price_list: str
+    weight: int
+    health: Health
+    """`starting`: no address yet; `saturated`: at `max_parallel`; `tripped`: the circuit is open; `probing`: half open."""
+    retry_in_ms: int
+    """How long the circuit stays open; 0 while calls may go out."""
+    in_flight: int
+    priced: bool | None
+    """Whether the price book covers it now; null while the catalog is not loaded."""
+
+
+class RoutePage(Struct, frozen=True):
+    data: list[RouteView]
+    next_cursor: str | None = None
+
+
+class RoutesController(Controller):
+    path = "/routes"
+    tags: ClassVar[list[str]] = ["routes"]
+
+    @get(summary="Every route with its live health")
+    async def index(self, rooms: Injected) -> RoutePage:
+        now_s = time.monotonic()
+        states = rooms.services.router.states(now_s)
+        return RoutePage([_view(model, route, state, now_s, rooms) for model, route, state in states])
+
+
+def _view(model: str, route: Route, state: State, now_s: float, rooms: Rooms) -> RouteView:
+    return RouteView(
+        model=model,
+        provider=route.provider_name,
+        provider_model=route.model,
+        price_list=route.price_list,
+        weight=route.settings.weight,
+        health=_health(route, state),
+        retry_in_ms=round(route.breaker.opens_in_s(now_s) * 1000),
+        in_flight=route.in_flight,
+        priced=_priced(route, rooms),
+    )
+
+
+def _health(route: Route, state: State) -> Health:
+    if route.provider.base_url is None:
+        return "starting"
+    if state is State.OPEN:
+        return "tripped"
+    if not route.provider.available:
+        return "saturated"
+    return "probing" if state is State.HALF_OPEN else "up"
+
+
+def _priced(route: Route, rooms: Rooms) -> bool | None:
+    catalog = rooms.services.catalog
+    if not catalog.ready:
+        return None
+    snapshot = catalog.snapshot
+    return snapshot.books.prices.covers(route.price_list, route.model, at_us=now_us(), version=snapshot.pins.book)

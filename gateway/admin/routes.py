@@ -1,0 +1,44 @@
+"""Puts the admin API together: one router under /admin/v1, closed by default, whose controllers only translate."""
+
+from __future__ import annotations
+
+import litestar
+from litestar.di import Provide
+
+from gateway.access.admin_key import load_admin_key
+from gateway.admin.budgets import BudgetsController
+from gateway.admin.exchange import RatesController, TermsController
+from gateway.admin.failures import HANDLERS
+from gateway.admin.guard import admin_guard, refuse_unknown_query
+from gateway.admin.keys import KeysController
+from gateway.admin.live_routes import RoutesController
+from gateway.admin.prices import PriceBooksController, PricesController
+from gateway.admin.services import AdminServices, Rooms
+from gateway.admin.teams import TeamsController
+from gateway.admin.usage import UsageController
+
+MAX_BODY_BYTES = 1 << 20
+
+
+def admin_router(services: AdminServices) -> litestar.Router:
+    """The router for `services`. Reads (or at a first start makes) the admin key; raises `SettingsError` when it cannot."""
+    rooms = Rooms(services)
+    return litestar.Router(
+        "/admin/v1",
+        route_handlers=[
+            TeamsController,
+            KeysController,
+            PricesController,
+            PriceBooksController,
+            RatesController,
+            TermsController,
+            BudgetsController,
+            UsageController,
+            RoutesController,
+        ],
+        guards=[admin_guard(load_admin_key(services.settings))],
+        before_request=refuse_unknown_query,
+        dependencies={"rooms": Provide(lambda: rooms, sync_to_thread=False)},
+        exception_handlers=HANDLERS,
+        request_max_body_size=MAX_BODY_BYTES,
+    )
