@@ -101,13 +101,9 @@ class Journal:
             if self._trouble is not None:
                 raise type(self._trouble)(str(self._trouble))
             reserved = self._reserved + CLOSE_RESERVE
-            room = self._size - self._offset
-            if self._spare_bytes:
-                room = max(0, room - STRADDLE_BYTES) + self._spare_bytes - HEADER_BYTES
-            if room < FRAME_BYTES + len(payload) + reserved:
-                self._trouble = JournalFull(f"the journal in {self.folder} has no room for a request and its outcome")
-                self._wake.set()
-                raise self._trouble
+            need = FRAME_BYTES + len(payload) + reserved
+            if self._room() < need:
+                self._make_room(need)
             self._append(payload)
             self._reserved = reserved
             request_id = record.request_id
@@ -159,6 +155,16 @@ class Journal:
     def in_flight(self) -> int:
         """Requests opened and not yet closed."""
         return len(self._open)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing will ever be appended again."""
+        return self._stopped
+
+    @property
+    def disk_bytes(self) -> int:
+        """Disk space that this journal takes now, what is preallocated included."""
+        return folder_bytes(self.folder)
 
     def flush(self) -> None:
         """Returns when everything appended so far is on the disk. Blocks; raises `JournalBroken`."""
@@ -258,6 +264,28 @@ class Journal:
         self._spare_bytes = 0
         self._wake.set()
 
+    def _room(self) -> int:
+        """Bytes that are allocated and not written: what is left of this segment, and the spare."""
+        room = self._size - self._offset
+        if self._spare_bytes:
+            room = max(0, room - STRADDLE_BYTES) + self._spare_bytes - HEADER_BYTES
+        return room
+
+    def _make_room(self, need: int) -> None:
+        """Makes the spare in place when the thread has not had the time. Raises `JournalFull` or `JournalBroken`."""
+        try:
+            self._make_spare()
+        except JournalError as error:
+            self._trouble = error
+        except OSError as error:
+            self._trouble = _translated(error, f"the journal in {self.folder} cannot make its next segment")
+        else:
+            if self._room() >= need:
+                return
+            self._trouble = JournalFull(f"the journal in {self.folder} has {len(self._open)} requests open and no room more")
+        self._wake.set()
+        raise self._trouble
+
     # ---- the next segment; either thread ----
 
     def _make_spare(self) -> None:
@@ -295,7 +323,7 @@ class Journal:
     # ---- the thread ----
 
     def _run(self) -> None:
-        while not self._stopped:
+        while True:
             with self._guard:
                 busy = self._dirty or bool(self._retired)
                 troubled = self._trouble is not None or not self._spare_bytes or bool(self._owed)

@@ -1,0 +1,213 @@
+"""Looking into journals and shipping them again: what `metergate journal ls|show|replay` does.
+
+Nothing here writes to a journal. A replay is harmless at any time: rows that are there already stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from gateway.metering.pairing import Paired, Pairing, Stray
+from gateway.metering.position import read_position
+from gateway.metering.reader import START, Gap, JournalReader, Place
+from gateway.metering.records import AttemptOpened, Record, RequestClosed
+from gateway.metering.segments import process_folders, segment_numbers, segment_path, try_lock
+from gateway.metering.shipper import Shipped, Shipper
+from gateway.metering.source import unshipped_bytes
+from gateway.metrics import Metrics
+
+_READ: Final = 1000
+
+
+class SegmentInfo(msgspec.Struct, frozen=True):
+    """One segment file. `shipped` says that everything in it is in the database."""
+
+    number: int
+    bytes_on_disk: int
+    records: int
+    shipped: bool
+
+
+class JournalInfo(msgspec.Struct, frozen=True):
+    """One process's journal. `state` is `live`, `orphan` (waits for adoption) or `shipped` (kept for `retain_hours`)."""
+
+    process: str
+    state: str
+    segments: list[SegmentInfo]
+    unfinished: int
+    unshipped_bytes: int
+    torn_bytes: int
+    damaged_bytes: int
+
+
+class ShownRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One record as JSON shows it. `kind` is `opened`, `closed`, `settled`, `unknown`, `torn` or `damaged`."""
+
+    process: str
+    segment: int
+    offset: int
+    kind: str
+    request_id: str | None = None
+    record: Record | None = None
+    bytes_skipped: int = 0
+
+
+class ReplaySummary(msgspec.Struct, frozen=True):
+    """What a replay did. `unpaired` outcomes belong to attempts in segments that were deleted long ago."""
+
+    journals: int
+    inserted: int
+    duplicates: int
+    corrected: int
+    set_aside: int
+    letters_resolved: int
+    unpaired: int
+
+
+def list_journals(journal: Path) -> list[JournalInfo]:
+    """All journals under the folder, oldest first, each read to its end."""
+    return [_info(folder) for folder in process_folders(journal)]
+
+
+def show_records(journal: Path, *, process: str | None = None, request_id: UUID | None = None) -> Iterator[ShownRecord]:
+    """Every record in the order of writing, of one process or one request where asked for."""
+    for folder in process_folders(journal):
+        if process is not None and folder.name != process:
+            continue
+        reader = JournalReader(folder)
+        try:
+            while located := reader.read(_READ, dead=True):
+                yield from _gaps(folder.name, reader, request_id)
+                for one in located:
+                    record = one.record
+                    if request_id is not None and (record is None or record.request_id != request_id.bytes):
+                        continue
+                    yield ShownRecord(
+                        process=folder.name,
+                        segment=one.start.segment,
+                        offset=one.start.offset,
+                        kind=_kind(record),
+                        request_id=None if record is None else str(UUID(bytes=record.request_id)),
+                        record=record,
+                    )
+            yield from _gaps(folder.name, reader, request_id)
+        finally:
+            reader.close()
+
+
+async def replay(journal: Path, database_url: str, metrics: Metrics, *, process: str | None = None) -> ReplaySummary:
+    """Ships every journal from its first segment again, then every dead letter. Raises `Outage` when the database is away.
+
+    An attempt without an outcome becomes `lost` only where its process is dead.
+    """
+    shipper = Shipper(database_url, metrics)
+    total, journals, unpaired = Shipped(), 0, 0
+    try:
+        for folder in process_folders(journal):
+            if process is not None and folder.name != process:
+                continue
+            journals += 1
+            lock = try_lock(folder)
+            try:
+                unpaired += await _replay_one(folder, shipper, total, dead=lock is not None)
+            finally:
+                if lock is not None:
+                    lock.release()
+        letters = await shipper.retry_dead_letters()
+    finally:
+        await shipper.close()
+    return ReplaySummary(
+        journals=journals,
+        inserted=total.inserted,
+        duplicates=total.duplicates,
+        corrected=total.corrected,
+        set_aside=total.set_aside,
+        letters_resolved=letters.resolved,
+        unpaired=unpaired,
+    )
+
+
+async def _replay_one(folder: Path, shipper: Shipper, total: Shipped, *, dead: bool) -> int:
+    reader, pairing, unpaired = JournalReader(folder), Pairing(read_position(folder).carried), 0
+    try:
+        more = True
+        while more:
+            located = reader.read(_READ, dead=dead)
+            more = bool(located)
+            found = [done for one in located if (done := pairing.feed(one)) is not None]
+            if not more and dead:
+                found += pairing.lost()
+            items: list[Paired | Stray] = []
+            for item in found:
+                if isinstance(item, Stray) and item.request_id is not None:
+                    unpaired += 1
+                else:
+                    items.append(item)
+            if items:
+                total.add(await shipper.ship(folder.name, items))
+    finally:
+        reader.close()
+    return unpaired
+
+
+def _info(folder: Path) -> JournalInfo:
+    position = read_position(folder)
+    place = Place(position.segment, position.offset)
+    records, gaps, unfinished, end = _read_all(folder)
+    state = "shipped" if position.complete_us is not None else "live"
+    if state == "live":
+        lock = try_lock(folder)
+        if lock is not None:
+            lock.release()
+            state = "orphan"
+    return JournalInfo(
+        process=folder.name,
+        state=state,
+        segments=[
+            SegmentInfo(
+                number=number,
+                bytes_on_disk=segment_path(folder, number).stat().st_size,
+                records=records.get(number, 0),
+                shipped=number < place.segment or state == "shipped",
+            )
+            for number in segment_numbers(folder)
+        ],
+        unfinished=unfinished,
+        unshipped_bytes=0 if state == "shipped" else unshipped_bytes(folder, place, end),
+        torn_bytes=sum(gap.length for gap in gaps if gap.torn),
+        damaged_bytes=sum(gap.length for gap in gaps if not gap.torn),
+    )
+
+
+def _read_all(folder: Path) -> tuple[dict[int, int], list[Gap], int, Place]:
+    reader, pairing, counts = JournalReader(folder, START), Pairing(), dict[int, int]()
+    end = START
+    try:
+        while located := reader.read(_READ, dead=True):
+            for one in located:
+                counts[one.start.segment] = counts.get(one.start.segment, 0) + 1
+                pairing.feed(one)
+            end = reader.place
+    finally:
+        reader.close()
+    return counts, reader.gaps, len(pairing), end
+
+
+def _gaps(process: str, reader: JournalReader, request_id: UUID | None) -> Iterator[ShownRecord]:
+    gaps, reader.gaps = reader.gaps, []
+    for gap in gaps if request_id is None else ():
+        kind = "torn" if gap.torn else "damaged"
+        yield ShownRecord(process, gap.start.segment, gap.start.offset, kind, bytes_skipped=gap.length)
+
+
+def _kind(record: Record | None) -> str:
+    if record is None:
+        return "unknown"
+    if isinstance(record, AttemptOpened):
+        return "opened"
+    return "closed" if isinstance(record, RequestClosed) else "settled"

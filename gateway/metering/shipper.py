@@ -1,0 +1,264 @@
+"""From paired records to committed rows: rate with the pinned books, write in sorted batches, split a batch that fails.
+
+A shipper never gives up and never skips: `ship` returns when every item is a row (new, or there already) or a dead letter,
+and raises `Outage` when the database cannot take it now. Shipping the same items again is harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from billing.books import Books, Pins, load_books
+from billing.corrections import correct, lost_among
+from billing.database import open_database, reading
+from billing.ledger import UsageRecord, record
+from gateway.ids import new_request_id
+from gateway.metering.bill import LOST, usage_record
+from gateway.metering.dead_letters import DeadLetter, letter, resolve, set_aside, unresolved
+from gateway.metering.errors import MeteringError
+from gateway.metering.pairing import Paired, Stray
+from gateway.metering.verdict import Verdict, judge
+from gateway.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+SYSTEMATIC: Final = 8
+"""When so many rows fail and none of their batch passes, the rows are not to blame: nothing is set aside."""
+
+DISPOSE_S: Final = 3.0
+
+_Result = TypeVar("_Result")
+
+
+class Outage(MeteringError):
+    """The database cannot take the batch now; `verdict` says why. Ship the same items again later."""
+
+    def __init__(self, message: str, verdict: Verdict) -> None:
+        super().__init__(message)
+        self.verdict = verdict
+
+
+@dataclass(slots=True)
+class Shipped:
+    """What became of the items: rows `inserted`, rows that were there already, letters set aside (or
+    resolved by a replay), lost rows corrected."""
+
+    inserted: int = 0
+    duplicates: int = 0
+    set_aside: int = 0
+    corrected: int = 0
+    resolved: int = 0
+
+    def add(self, other: Shipped) -> None:
+        self.inserted += other.inserted
+        self.duplicates += other.duplicates
+        self.set_aside += other.set_aside
+        self.corrected += other.corrected
+        self.resolved += other.resolved
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    item: Paired
+    row: UsageRecord
+
+
+class Shipper:
+    """One connection to the books. Used from one event loop."""
+
+    def __init__(self, database_url: str, metrics: Metrics, *, timeout_s: float = 30.0) -> None:
+        """`timeout_s` bounds each transaction, so that a server that does not answer is an outage and not a hang."""
+        self._url = database_url
+        self._metrics = metrics
+        self._timeout_s = timeout_s
+        self._engine: AsyncEngine | None = None
+        self._books: Books | None = None
+
+    async def close(self) -> None:
+        if self._engine is not None:
+            engine, self._engine = self._engine, None
+            await engine.dispose()
+
+    async def ship(self, journal: str, items: Sequence[Paired | Stray]) -> Shipped:
+        """Raises `Outage`; some of the items may be committed by then."""
+        shipped = Shipped()
+        letters = [letter(journal, item, item.reason) for item in items if isinstance(item, Stray)]
+        ready: list[_Ready] = []
+        paired = [item for item in items if isinstance(item, Paired)]
+        books = await self._books_for(paired)
+        for item in paired:
+            made = _rated(books, item)
+            if isinstance(made, UsageRecord):
+                ready.append(_Ready(item, made))
+            else:
+                letters.append(letter(journal, item, made))
+        ready.sort(key=lambda one: one.row.id.int)
+        guilty: list[DeadLetter] = []
+        await self._write(journal, ready, shipped, guilty)
+        if len(guilty) == len(ready) >= SYSTEMATIC:
+            raise Outage(f"no row of {len(ready)} can be written: {guilty[0].reason}", Verdict.CONTENT)
+        letters += guilty
+        if letters:
+            shipped.set_aside = await self._transact(lambda connection: set_aside(connection, letters))
+            self._metrics.dead_letters.inc(shipped.set_aside)
+            for one in letters:
+                log.error(
+                    "journal %s: request %s is set aside as %s: %s", journal, one.request_id, one.digest, one.reason
+                )
+        return shipped
+
+    async def retry_dead_letters(self) -> Shipped:
+        """Tries every unresolved letter again; those that become rows (or are rows already) are marked resolved."""
+        total, after = Shipped(), ""
+        while letters := await self._letters_after(after):
+            after = letters[-1].digest
+            for one in letters:
+                if await self._retry_letter(one, total):
+                    total.resolved += 1
+        return total
+
+    async def _letters_after(self, after: str) -> list[DeadLetter]:
+        return await self._transact(lambda connection: unresolved(connection, after))
+
+    async def _retry_letter(self, one: DeadLetter, shipped: Shipped) -> bool:
+        item = one.request()
+        if item is None:
+            return False
+        made = _rated(await self._books_for([item]), item)
+        if not isinstance(made, UsageRecord):
+            return False
+        guilty: list[DeadLetter] = []
+        await self._write(one.journal, [_Ready(item, made)], shipped, guilty)
+        if guilty:
+            return False
+        await self._transact(lambda connection: resolve(connection, one.digest))
+        return True
+
+    async def _books_for(self, items: Sequence[Paired]) -> Books:
+        """Books that hold everything the items pin, read again when they pin something newer."""
+        books = self._books
+        if books is None or any(_behind(books, item.opened[0].pins) for item in items):
+            books = self._books = await self._guarded(self._load)
+        return books
+
+    async def _load(self) -> Books:
+        async with reading(self._database()) as connection:
+            return await load_books(connection)
+
+    async def _write(self, journal: str, ready: Sequence[_Ready], shipped: Shipped, guilty: list[DeadLetter]) -> None:
+        """Commits `ready` in one transaction, or in halves when something in it cannot be written."""
+        if not ready:
+            return
+        try:
+            await self._commit(ready, shipped)
+        except Outage:
+            raise
+        except Exception as error:
+            if len(ready) == 1:
+                guilty.append(letter(journal, ready[0].item, f"{type(error).__name__}: {error}"))
+                return
+            middle = len(ready) // 2
+            await self._write(journal, ready[:middle], shipped, guilty)
+            await self._write(journal, ready[middle:], shipped, guilty)
+
+    async def _commit(self, ready: Sequence[_Ready], shipped: Shipped) -> None:
+        rows = [one.row for one in ready]
+        result = await self._transact(lambda connection: record(connection, rows))
+        shipped.inserted += result.inserted
+        shipped.duplicates += result.duplicates
+        self._metrics.recorder_rows.inc(result.inserted)
+        self._metrics.recorder_duplicates.inc(result.duplicates)
+        for row in rows:
+            if row.id in result.new_ids:
+                count(self._metrics, row)
+        if result.duplicates:
+            await self._correct([row for row in rows if row.id not in result.new_ids], shipped)
+
+    async def _correct(self, rows: Sequence[UsageRecord], shipped: Shipped) -> None:
+        """Rows that are there already: where one says `lost` and we know the outcome, it is put right."""
+        known = {row.id: row for row in rows if row.status != LOST}
+        if not known:
+            return
+        wrong = await self._transact(lambda connection: lost_among(connection, list(known)))
+        for one in wrong:
+            if await self._correct_one(known[one]):
+                shipped.corrected += 1
+                self._metrics.corrected.inc()
+                log.info("request %s: a lost row is corrected by the outcome that turned up", one)
+
+    async def _correct_one(self, truth: UsageRecord) -> bool:
+        ids = (new_request_id(), new_request_id())
+        return await self._transact(lambda connection: correct(connection, truth, ids))
+
+    async def _transact(self, work: Callable[[AsyncConnection], Awaitable[_Result]]) -> _Result:
+        """`work` in a transaction of its own. Raises `Outage`, or the error itself where a row is to blame."""
+
+        async def transaction() -> _Result:
+            async with self._database().begin() as connection:
+                return await work(connection)
+
+        return await self._guarded(transaction)
+
+    async def _guarded(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await work()
+        except Exception as error:
+            verdict = judge(error)
+            if verdict is Verdict.CONTENT:
+                raise
+            if verdict is not Verdict.CONFLICT:
+                await self._drop_connections()
+            raise Outage(f"{type(error).__name__}: {error}", verdict) from error
+
+    def _database(self) -> AsyncEngine:
+        if self._engine is None:
+            self._engine = open_database(self._url, pool_size=1)
+        return self._engine
+
+    async def _drop_connections(self) -> None:
+        """After a failure of the connection the next try starts with a new one; the old one may hang, so nobody waits long."""
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+        try:
+            async with asyncio.timeout(DISPOSE_S):
+                await engine.dispose()
+        except Exception as error:
+            log.info("closing a failed database connection: %s: %s", type(error).__name__, error)
+
+
+def count(metrics: Metrics, row: UsageRecord) -> None:
+    """Adds one committed row to the metrics."""
+    route = metrics.route(row.surface, row.model, row.provider or "none")
+    if row.status == LOST:
+        route.lost()
+    route.recorded(row.usage, unpriced=row.rated.unpriced is not None, estimated=row.estimated)
+    metrics.paid("list", row.rated.list)
+    metrics.paid("settled", row.rated.settled)
+    metrics.paid("cost", row.rated.cost)
+
+
+def _behind(books: Books, pins: Pins) -> bool:
+    own = books.pins()
+    return pins.book > own.book or pins.rates > own.rates or pins.terms > own.terms
+
+
+def _rated(books: Books, item: Paired) -> UsageRecord | str:
+    """The row, or why there is none."""
+    pins = item.opened[0].pins
+    if _behind(books, pins):
+        return (
+            f"opened with price book {pins.book}, rates {pins.rates}, terms {pins.terms}, but the database ends at "
+            f"{books.pins()}: was an older copy restored? Post what is missing, then replay the dead letters"
+        )
+    try:
+        return usage_record(books, item.opened, item.closed)
+    except Exception as error:  # whatever is wrong with one record must not hold up the others
+        return f"{type(error).__name__}: {error}"
