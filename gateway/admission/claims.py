@@ -14,15 +14,24 @@ from gateway.admission.limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class BudgetWindow:
-    """One period of one budget: what spending is counted against. `window` is the period's start in us, as text."""
+    """One period of one budget: what spending is counted against. `window` is "start-end" in us; no end for a total."""
 
     budget_id: int
     window: str
 
+    @staticmethod
+    def name(start_us: int, end_us: int | None) -> str:
+        return f"{start_us}-{'' if end_us is None else end_us}"
+
+    def bounds(self) -> tuple[int, int | None]:
+        """(start_us, end_us)."""
+        start, _, end = self.window.partition("-")
+        return int(start), int(end) if end else None
+
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """`amount_nano` to reserve in one budget's period, of which `limit_nano` may be spent. Soft budgets only count."""
+    """`amount_nano` (>= 0) to reserve in one budget's period, of which `limit_nano` may be spent. Soft budgets only count."""
 
     budget_id: int
     amount_nano: int
@@ -102,11 +111,19 @@ Answer = Granted | Refused | Unseeded
 
 
 @dataclass(frozen=True, slots=True)
-class Unshipped:
-    """Settlements of one budget period that the database was not yet known to hold, oldest first, and the base's version."""
+class Base:
+    """A budget period's spending as the database has it; `version` is that of the base which it replaces."""
 
+    nano: int
     version: int
-    amounts: dict[UUID, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Unshipped:
+    """Settlements that the database was not yet known to hold, and the version of each budget period's base (0: unseeded)."""
+
+    settled: dict[UUID, dict[BudgetWindow, int]]
+    versions: dict[BudgetWindow, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from uuid import UUID
 
 from gateway.admission.claims import (
     Answer,
+    Base,
     BudgetState,
     BudgetWindow,
     Charge,
@@ -83,16 +84,16 @@ class _Held:
 
 
 class _Budget:
-    __slots__ = ("base", "ends_us", "reserved", "seeded", "spent", "unshipped", "version")
+    """`spent` is the base plus what settled since. Version 0: never seeded."""
+
+    __slots__ = ("base", "ends_us", "reserved", "spent", "version")
 
     def __init__(self, ends_us: int | None) -> None:
         self.ends_us = ends_us
-        self.seeded = False
         self.version = 0
         self.base = 0
-        self.spent = 0  # base + the sum of unshipped
+        self.spent = 0
         self.reserved = 0
-        self.unshipped: dict[UUID, int] = {}
 
 
 class _Lease:
@@ -114,6 +115,7 @@ class MemoryStore:
         self._leases: dict[UUID, _Lease] = {}
         self._expiries: list[tuple[int, UUID]] = []
         self._finished: dict[UUID, int] = {}
+        self._unshipped: dict[UUID, dict[tuple[int, str], int]] = {}
 
     async def start(self) -> None:
         return None
@@ -165,13 +167,11 @@ class MemoryStore:
             for held in lease.held:
                 held.state.parallel -= 1
                 held.correct(held.requests, tokens, now_us // SECOND_US)
-        for charge in claim.charges:
-            nano = amounts.get(charge.budget_id, 0)
-            if nano:
-                budget = self._budget(charge)
-                if claim.request_id not in budget.unshipped:
-                    budget.unshipped[claim.request_id] = nano
-                    budget.spent += nano
+        posted = {(charge.budget_id, charge.window): amounts.get(charge.budget_id, 0) for charge in claim.charges}
+        if claim.request_id not in self._unshipped and any(posted.values()):
+            self._unshipped[claim.request_id] = posted
+            for charge in claim.charges:
+                self._budget(charge).spent += posted[charge.budget_id, charge.window]
         return True
 
     async def release(self, claim: Claim) -> bool:
@@ -195,25 +195,37 @@ class MemoryStore:
             if lease is not None:
                 lease.expires_us = max(lease.expires_us, now_us + claim.ttl_us)
 
-    async def unshipped(self, window: BudgetWindow, limit: int) -> Unshipped:
-        budget = self._budgets.get((window.budget_id, window.window))
-        if budget is None:
-            return Unshipped(0, {})
-        oldest = sorted(budget.unshipped, key=lambda request_id: request_id.int)[:limit]
-        return Unshipped(budget.version, {request_id: budget.unshipped[request_id] for request_id in oldest})
+    async def unshipped(self, windows: Collection[BudgetWindow], limit: int) -> Unshipped:
+        settled: dict[UUID, dict[BudgetWindow, int]] = {}
+        for request_id, amounts in self._unshipped.items():
+            if len(settled) >= limit:
+                break
+            settled[request_id] = {BudgetWindow(*name): nano for name, nano in amounts.items()}
+        wanted = set(windows).union(*settled.values())
+        versions = {}
+        for window in wanted:
+            budget = self._budgets.get((window.budget_id, window.window))
+            versions[window] = budget.version if budget else 0
+        return Unshipped(settled, versions)
 
-    async def reconcile(self, window: BudgetWindow, base_nano: int, shipped: Sequence[UUID], version: int) -> bool:
-        budget = self._budgets.get((window.budget_id, window.window))
-        if budget is None:
-            budget = self._budgets[window.budget_id, window.window] = _Budget(None)
-        if budget.version != version:
-            return False
-        budget.spent += base_nano - budget.base
-        budget.base = base_nano
-        budget.seeded = True
-        budget.version += 1
+    async def reconcile(self, bases: Mapping[BudgetWindow, Base], shipped: Collection[UUID]) -> bool:
+        budgets = {}
+        for window, base in bases.items():
+            budget = self._budgets.get((window.budget_id, window.window)) or _Budget(window.bounds()[1])
+            if budget.version != base.version:
+                return False
+            budgets[window.budget_id, window.window] = budget
+        for window, base in bases.items():
+            budget = budgets[window.budget_id, window.window]
+            budget.spent += base.nano - budget.base
+            budget.base = base.nano
+            budget.version += 1
         for request_id in shipped:
-            budget.spent -= budget.unshipped.pop(request_id, 0)
+            for name, nano in self._unshipped.pop(request_id, {}).items():
+                if name in budgets:
+                    budgets[name].spent -= nano
+        self._budgets.update(budgets)
+        self._forget_past_periods()
         return True
 
     async def view(self, scope: str, windows: Sequence[BudgetWindow]) -> View:
@@ -224,7 +236,7 @@ class MemoryStore:
         states = {}
         for window in windows:
             budget = self._budgets.get((window.budget_id, window.window))
-            states[window] = BudgetState(budget.seeded, budget.spent, budget.reserved) if budget else BudgetState()
+            states[window] = BudgetState(budget.version > 0, budget.spent, budget.reserved) if budget else BudgetState()
         return View(state.counters(now_us), states)
 
     def _states(self, claim: Claim, now_us: int) -> list[_ScopeState]:
@@ -259,7 +271,7 @@ class MemoryStore:
         blocked: Refused | None = None
         for charge in charges:
             budget = self._budgets.get((charge.budget_id, charge.window))
-            if budget is None or not budget.seeded:
+            if budget is None or budget.version == 0:
                 unseeded.append(BudgetWindow(charge.budget_id, charge.window))
                 continue
             if not charge.hard or blocked is not None:
@@ -284,8 +296,6 @@ class MemoryStore:
         budget = self._budgets.get((charge.budget_id, charge.window))
         if budget is None:
             budget = self._budgets[charge.budget_id, charge.window] = _Budget(charge.ends_us)
-        elif budget.ends_us is None:
-            budget.ends_us = charge.ends_us
         return budget
 
     def _finish(self, request_id: UUID, now_us: int) -> bool:
@@ -317,15 +327,12 @@ class MemoryStore:
             for held in lease.held:
                 held.state.parallel -= 1
 
-    def forget_past_periods(self) -> None:
+    def _forget_past_periods(self) -> None:
         """Drop the budget periods that ended a day ago and hold no reservation."""
         now_us = self._clock()
-        self._expire(now_us)
-        self._budgets = {
-            name: budget
-            for name, budget in self._budgets.items()
-            if budget.reserved or budget.ends_us is None or budget.ends_us + PAST_PERIOD_US > now_us
-        }
+        for name, budget in list(self._budgets.items()):
+            if budget.ends_us is not None and budget.ends_us + PAST_PERIOD_US <= now_us and not budget.reserved:
+                del self._budgets[name]
 
 
 def _check_scopes(claim: Claim, states: list[_ScopeState], now_us: int) -> Refused | None:

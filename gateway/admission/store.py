@@ -9,11 +9,11 @@ AdmissionError
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 from uuid import UUID
 
-from gateway.admission.claims import Answer, BudgetWindow, Charge, Claim, Unshipped, View
+from gateway.admission.claims import Answer, Base, BudgetWindow, Charge, Claim, Unshipped, View
 
 
 class AdmissionError(Exception):
@@ -63,14 +63,15 @@ class LimitStore(Protocol):
         """Push the expiry of these leases to now + ttl. One that expired or finished is left alone."""
         ...
 
-    async def unshipped(self, window: BudgetWindow, limit: int) -> Unshipped:
-        """Up to `limit` settlements that are counted on top of the base, for `reconcile`."""
+    async def unshipped(self, windows: Collection[BudgetWindow], limit: int) -> Unshipped:
+        """About `limit` settlements that are counted on top of the bases, and the versions of `windows` and of theirs."""
         ...
 
-    async def reconcile(self, window: BudgetWindow, base_nano: int, shipped: Sequence[UUID], version: int) -> bool:
-        """Set the base to the database's sum and drop the settlements it was seen to contain, as one step.
+    async def reconcile(self, bases: Mapping[BudgetWindow, Base], shipped: Collection[UUID]) -> bool:
+        """Replace bases by the database's sums and drop the settlements that those were seen to contain, as one step.
 
-        False, and nothing changed, when another reconciliation came between (`version` is older than the store's).
+        `bases` must have every budget period of every settlement in `shipped`. False, and nothing changed, when another
+        reconciliation of one of them came between.
         """
         ...
 
