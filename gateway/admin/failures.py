@@ -11,7 +11,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 from litestar.types import ExceptionHandlersMap
 
-from billing.errors import BillingError, Conflict
+from billing.errors import BillingError, Conflict, NotFound
 from gateway import errors
 from gateway.errors import INVALID_REQUEST, ApiError
 
@@ -49,6 +49,8 @@ def to_api_error(error: Exception) -> ApiError:
             return error
         case Conflict():
             return conflict(str(error), error.field)
+        case NotFound(field="id"):
+            return ApiError(404, str(error), INVALID_REQUEST, "id", "not_found")
         case BillingError():
             return invalid(str(error), error.field)
         case ValidationException():

@@ -16,7 +16,7 @@ from gateway.access import repository
 from gateway.access.keys import new_key, random_id
 from gateway.access.repository import KeyPolicy, KeyRow
 from gateway.admin.failures import conflict, invalid, missing
-from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, decode_cursor, encode_cursor
+from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, cut, decode_cursor
 from gateway.admin.services import CatalogWrite, Injected
 from gateway.admin.texts import Moment, Text, moment, moment_us
 from gateway.admission.limits import MAX_LIMIT, Limits
@@ -124,12 +124,8 @@ class KeysController(Controller):
         after = decode_cursor(cursor, tuple[int, str])
         async with rooms.read() as connection:
             rows = await repository.list_keys(connection, team_id=team_id, after=after, limit=limit + 1)
-        more = len(rows) > limit
-        page = rows[:limit]
-        return KeyPage(
-            [KeyView(**_fields(row)) for row in page],
-            encode_cursor((page[-1].created_at_us, page[-1].id)) if more else None,
-        )
+        page, next_cursor = cut(rows, limit, lambda row: (row.created_at_us, row.id))
+        return KeyPage([KeyView(**_fields(row)) for row in page], next_cursor)
 
     @get("/{key_id:str}", summary="One key")
     async def one(self, key_id: str, rooms: Injected) -> KeyView:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Callable
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ Limit = Annotated[int, Parameter(ge=1, le=MAX_LIMIT, description=f"Rows per page
 Cursor = Annotated[str | None, Parameter(max_length=500, description="`next_cursor` of the page before.")]
 
 Key = TypeVar("Key")
+Row = TypeVar("Row")
 
 
 def encode_cursor(key: Any) -> str:
@@ -33,3 +35,9 @@ def decode_cursor(cursor: str | None, shape: type[Key]) -> Key | None:
         return msgspec.msgpack.decode(raw, type=shape)
     except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
         raise invalid("cursor: is not a `next_cursor` of this list", "cursor") from error
+
+
+def cut(rows: list[Row], limit: int, key: Callable[[Row], Any]) -> tuple[list[Row], str | None]:
+    """The page out of `limit` + 1 rows, and the cursor behind it: None when nothing follows."""
+    page = rows[:limit]
+    return page, encode_cursor(key(page[-1])) if len(rows) > limit else None

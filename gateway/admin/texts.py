@@ -1,12 +1,11 @@
-"""Small value types that the bodies share: bounded texts, moments, and decimal strings."""
+"""Small value types that the bodies share: bounded texts, decimal strings and moments."""
 
 from __future__ import annotations
 
 from typing import Annotated, Final
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from billing.money import NANO, format_scaled
 from billing.times import format_time, parse_time
 
 _PRINTABLE: Final = r"^[^\x00-\x1f\x7f]*$"
@@ -18,11 +17,6 @@ Moment = Annotated[str, Meta(max_length=40, description="RFC 3339, with its offs
 Currency = Annotated[str, Meta(pattern=r"^[A-Z]{3}$", description="ISO 4217.")]
 
 
-class MoneyView(Struct, frozen=True):
-    amount: str
-    currency: str
-
-
 def moment(at_us: int | None) -> str | None:
     return None if at_us is None else format_time(at_us)
 
@@ -30,7 +24,3 @@ def moment(at_us: int | None) -> str | None:
 def moment_us(text: str | None, field: str) -> int | None:
     """Microseconds of an RFC 3339 text. Raises `InvalidTime` that names `field`."""
     return None if text is None else parse_time(text, field)
-
-
-def money(nano: int | None, currency: str | None) -> MoneyView | None:
-    return None if nano is None or currency is None else MoneyView(format_scaled(nano, NANO), currency)

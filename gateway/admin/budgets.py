@@ -1,0 +1,120 @@
+"""Budgets: so much money per period for a team, a key or everybody. To change one, end it and create another."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from litestar import Controller, get, post
+from msgspec import Meta, Struct
+
+from billing.budgets import BudgetRow, create_budget, end_budget, get_budget, list_budgets
+from billing.money import NANO, format_scaled
+from billing.teams import get_team
+from gateway.access.repository import get_key
+from gateway.admin.failures import invalid, missing
+from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, cut, decode_cursor
+from gateway.admin.services import CatalogWrite, Injected
+from gateway.admin.texts import Currency, Decimal, Text, moment
+
+
+class CreateBudget(Struct, frozen=True, forbid_unknown_fields=True):
+    """Hard (the default): a request that could exceed it is refused. An amount of 0 allows nothing."""
+
+    scope: Literal["team", "key", "all"]
+    amount: Decimal
+    currency: Currency
+    period: Literal["day", "week", "month", "total"]
+    scope_id: Text | None = None
+    timezone: Annotated[str, Meta(max_length=64, description="IANA name, such as Asia/Shanghai.")] = "UTC"
+    hard: bool = True
+
+
+class BudgetView(Struct, frozen=True):
+    id: int
+    scope: str
+    scope_id: str | None
+    amount: str
+    currency: str
+    period: str
+    timezone: str
+    hard: bool
+    created_at: str | None
+    ended_at: str | None
+
+
+class BudgetPage(Struct, frozen=True):
+    data: list[BudgetView]
+    next_cursor: str | None
+
+
+class BudgetsController(Controller):
+    path = "/budgets"
+    tags: ClassVar[list[str]] = ["budgets"]
+
+    @post(summary="Create a budget")
+    async def create(self, data: CreateBudget, rooms: Injected) -> BudgetView:
+        async with rooms.write() as write:
+            if data.scope == "key" and data.scope_id is not None:
+                await _check_key_currency(write, data.scope_id, data.currency)
+            row = await create_budget(
+                write.connection,
+                scope=data.scope,
+                scope_id=data.scope_id,
+                amount=data.amount,
+                currency=data.currency,
+                period=data.period,
+                timezone=data.timezone,
+                hard=data.hard,
+            )
+        return _view(row)
+
+    @get(summary="List budgets")
+    async def index(
+        self, rooms: Injected, ended: bool = False, cursor: Cursor = None, limit: Limit = DEFAULT_LIMIT
+    ) -> BudgetPage:
+        after = decode_cursor(cursor, int) or 0
+        async with rooms.read() as connection:
+            rows = await list_budgets(connection, after, limit + 1, ended=ended)
+        page, next_cursor = cut(rows, limit, lambda row: row.id)
+        return BudgetPage([_view(row) for row in page], next_cursor)
+
+    @get("/{budget_id:int}", summary="One budget")
+    async def one(self, budget_id: int, rooms: Injected) -> BudgetView:
+        async with rooms.read() as connection:
+            row = await get_budget(connection, budget_id)
+        if row is None:
+            raise missing("budget", budget_id)
+        return _view(row)
+
+    @post("/{budget_id:int}/end", status_code=200, summary="End a budget; ending it twice changes nothing")
+    async def end(self, budget_id: int, rooms: Injected) -> BudgetView:
+        async with rooms.write() as write:
+            row = await end_budget(write.connection, budget_id)
+        return _view(row)
+
+
+async def _check_key_currency(write: CatalogWrite, key_id: str, currency: str) -> None:
+    """A key's budget stands in the settlement currency of its team, like everything the key spends."""
+    key = await get_key(write.connection, key_id)
+    if key is None:
+        raise invalid(f"scope_id: there is no key {key_id!r}", "scope_id")
+    team = await get_team(write.connection, key.team_id)
+    assert team is not None
+    if team.settlement_currency != currency:
+        message = f"currency: the key's team settles in {team.settlement_currency}, not in {currency}"
+        raise invalid(message, "currency")
+
+
+def _view(row: BudgetRow) -> BudgetView:
+    return BudgetView(
+        row.id,
+        row.scope,
+        row.scope_id,
+        format_scaled(row.amount_nano, NANO),
+        row.currency,
+        row.period,
+        row.timezone,
+        row.hard,
+        moment(row.created_at_us),
+        moment(row.ended_at_us),
+    )

@@ -1,0 +1,130 @@
+"""Exchange rates and settlement terms: append-only rows, recorded and listed."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from litestar import Controller, get, post
+from litestar.params import Parameter
+from msgspec import Struct
+
+from billing.catalog_lists import list_rates, list_terms
+from billing.recording import record_rate, record_terms
+from billing.records import RateView, TermsView
+from billing.times import now_us
+from billing.views import rate_view, terms_view
+from gateway.admin.failures import invalid
+from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, cut, decode_cursor
+from gateway.admin.services import Injected
+from gateway.admin.texts import Currency, Decimal, Moment, Note, Text, moment_us
+
+Filter = Annotated[str | None, Parameter(max_length=300)]
+
+
+class PostRate(Struct, frozen=True, forbid_unknown_fields=True):
+    """One `base` is `rate` `quote`, from `effective_from` (default: now) until the next row of the pair and kind."""
+
+    base: Currency
+    quote: Currency
+    kind: Literal["reference", "policy", "contract"]
+    rate: Decimal
+    source: Note = "manual"
+    effective_from: Moment | None = None
+
+
+class PostTerms(Struct, frozen=True, forbid_unknown_fields=True):
+    """How amounts in `base` settle in `quote`, for exactly one of a team and a provider."""
+
+    policy: Literal["fixed", "market_plus_bps"]
+    base: Currency
+    quote: Currency
+    team_id: Text | None = None
+    provider: Text | None = None
+    rate: Decimal | None = None
+    bps: int | None = None
+    effective_from: Moment | None = None
+
+
+class RatePage(Struct, frozen=True):
+    data: list[RateView]
+    next_cursor: str | None
+
+
+class TermsPage(Struct, frozen=True):
+    data: list[TermsView]
+    next_cursor: str | None
+
+
+class RatesController(Controller):
+    path = "/rates"
+    tags: ClassVar[list[str]] = ["rates"]
+
+    @post(summary="Record a rate")
+    async def create(self, data: PostRate, rooms: Injected) -> RateView:
+        effective_from_us = moment_us(data.effective_from, "effective_from")
+        async with rooms.write() as write:
+            row = await record_rate(
+                write.connection,
+                base=data.base,
+                quote=data.quote,
+                kind=data.kind,
+                rate=data.rate,
+                source=data.source,
+                effective_from_us=now_us() if effective_from_us is None else effective_from_us,
+            )
+        return rate_view(row)
+
+    @get(summary="List rates in the order they were recorded")
+    async def index(
+        self,
+        rooms: Injected,
+        kind: Filter = None,
+        base: Filter = None,
+        quote: Filter = None,
+        cursor: Cursor = None,
+        limit: Limit = DEFAULT_LIMIT,
+    ) -> RatePage:
+        after = decode_cursor(cursor, int) or 0
+        async with rooms.read() as connection:
+            rows = await list_rates(connection, kind=kind, base=base, quote=quote, after=after, limit=limit + 1)
+        page, next_cursor = cut(rows, limit, lambda row: row.id)
+        return RatePage([rate_view(row) for row in page], next_cursor)
+
+
+class TermsController(Controller):
+    path = "/terms"
+    tags: ClassVar[list[str]] = ["terms"]
+
+    @post(summary="Record settlement terms")
+    async def create(self, data: PostTerms, rooms: Injected) -> TermsView:
+        if (data.team_id is None) == (data.provider is None):
+            raise invalid("team_id: give exactly one of team_id and provider", "team_id")
+        effective_from_us = moment_us(data.effective_from, "effective_from")
+        async with rooms.write() as write:
+            row = await record_terms(
+                write.connection,
+                base=data.base,
+                quote=data.quote,
+                policy=data.policy,
+                team_id=data.team_id,
+                provider=data.provider,
+                rate=data.rate,
+                bps=data.bps,
+                effective_from_us=now_us() if effective_from_us is None else effective_from_us,
+            )
+        return terms_view(row)
+
+    @get(summary="List settlement terms in the order they were recorded")
+    async def index(
+        self,
+        rooms: Injected,
+        team_id: Filter = None,
+        provider: Filter = None,
+        cursor: Cursor = None,
+        limit: Limit = DEFAULT_LIMIT,
+    ) -> TermsPage:
+        after = decode_cursor(cursor, int) or 0
+        async with rooms.read() as connection:
+            rows = await list_terms(connection, team_id=team_id, provider=provider, after=after, limit=limit + 1)
+        page, next_cursor = cut(rows, limit, lambda row: row.id)
+        return TermsPage([terms_view(row) for row in page], next_cursor)
