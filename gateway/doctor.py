@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import httpx
+from sqlalchemy import make_url
 
 from gateway import database
 from gateway.routing.routes import Provider
@@ -59,7 +60,7 @@ def fail(name: str, detail: str, remedy: str) -> Check:
 async def examine(settings: Settings) -> list[Check]:
     """All checks, in the order a person would want to read them. Never raises: a check that breaks is a finding."""
     checks = [_python(), _configuration(settings), _home(settings.home)]
-    checks.append(await _guarded("database", lambda: asyncio.to_thread(_database, settings)))
+    checks.append(await _guarded("database", lambda: _database(settings)))
     checks.append(await _guarded("redis", lambda: _redis(settings)))
     remote = [
         _guarded(f"provider {name}", lambda name=name: _remote_provider(name, settings))  # type: ignore[misc]
@@ -115,14 +116,19 @@ def _home(home: Path) -> Check:
     return ok("home", detail)
 
 
-def _database(settings: Settings) -> Check:
+async def _database(settings: Settings) -> Check:
     url = redact_url(settings.database_url)
-    trouble = database.check(settings.database_url)
-    if trouble is None:
-        return ok("database", f"{url}, schema up to date")
-    if settings.database_url.startswith("sqlite"):
-        return warn("database", f"{url}: {trouble}", "`metergate serve` brings SQLite up to date by itself")
-    return fail("database", f"{url}: {trouble}", "metergate db upgrade")
+    sqlite = make_url(settings.database_url)
+    if sqlite.get_backend_name() == "sqlite" and not Path(sqlite.database or "").exists():
+        return warn("database", f"{url} does not exist yet", "`metergate serve` makes it")
+    state = await database.check(settings.database_url)
+    if state.up_to_date:
+        return ok("database", f"{url}, schema {state.current}")
+    if sqlite.get_backend_name() == "sqlite" and state.known:
+        return warn(
+            "database", f"{url}, schema {state.current}", "`metergate serve` brings SQLite up to date by itself"
+        )
+    return fail("database", url, state.advice)
 
 
 async def _redis(settings: Settings) -> Check:

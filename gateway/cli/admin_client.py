@@ -80,7 +80,7 @@ class AdminClient:
             answer = self._client.request(method, path, **options)
         except httpx.HTTPError as error:
             raise CliError(
-                f"no gateway answers at {self._url} ({error or type(error).__name__}); "
+                f"no gateway answers at {self._url} ({str(error) or type(error).__name__}); "
                 "start one with `metergate serve`, or say where it is: --url or METERGATE_URL"
             ) from error
         if answer.is_success:

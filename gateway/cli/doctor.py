@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gateway.cli.db import config_option
+from gateway.cli.output import console, json_option
 from gateway.doctor import Check, Health, examine
 from gateway.settings import load_settings
 
@@ -22,7 +22,7 @@ STYLE = {Health.OK: "green", Health.WARN: "yellow", Health.FAIL: "bold red"}
 
 @click.command()
 @config_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+@json_option
 def doctor(config: Path | None, as_json: bool) -> None:
     """Diagnose configuration, database, Redis, providers, model files and GPU. Exit 1 if anything fails."""
     checks = asyncio.run(examine(load_settings(config)))
@@ -42,4 +42,4 @@ def _print(checks: list[Check]) -> None:
     for check in checks:
         text = check.detail + (f"\n→ {check.remedy}" if check.remedy else "")
         table.add_row(Text(check.health, style=STYLE[check.health]), check.name, Text(text))
-    Console(highlight=False).print(table)
+    console().print(table)

@@ -19,6 +19,9 @@ Column = str
 """`name` of a field, or `outer.inner`."""
 
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+
+
 def admin_options(command: Command) -> Command:
     """`--url` and `--json`, which every verb of the admin API takes."""
     url = click.option(
@@ -28,8 +31,7 @@ def admin_options(command: Command) -> Command:
         show_default=True,
         help="Where the gateway's admin API listens (METERGATE_URL).",
     )
-    as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
-    return url(as_json(command))
+    return url(json_option(command))
 
 
 def print_rows(rows: Iterable[Json], columns: Sequence[Column], as_json: bool) -> None:
@@ -46,7 +48,7 @@ def print_rows(rows: Iterable[Json], columns: Sequence[Column], as_json: bool) -
         table.add_column(column.rpartition(".")[2], overflow="fold")
     for row in listed:
         table.add_row(*(Text(cell(row, column)) for column in columns))
-    _console().print(table)
+    console().print(table)
 
 
 def print_object(row: Json, as_json: bool) -> None:
@@ -59,7 +61,7 @@ def print_object(row: Json, as_json: bool) -> None:
     table.add_column(overflow="fold")
     for name in row:
         table.add_row(name, Text(cell(row, name)))
-    _console().print(table)
+    console().print(table)
 
 
 def cell(row: Json, column: Column) -> str:
@@ -86,7 +88,7 @@ def show(value: object) -> str:
             return str(value)
 
 
-def _console() -> Console:
+def console() -> Console:
     """As wide as the terminal; never narrower than what a pipe's reader would want whole."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=400)

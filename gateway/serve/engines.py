@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gateway.routing.routes import Router
 from gateway.serve.preflight import check_engine_installed
-from gateway.serve.supervisor import EngineSupervisor, engine_command
+from gateway.serve.supervisor import DRAIN_GRACE_S, EngineSupervisor, engine_command
 from gateway.settings import Settings
 
 
@@ -42,7 +42,7 @@ class Engines:
         for name in wanted:
             check_engine_installed(name)
         ending = [name for name, command in self._commands.items() if wanted.get(name) != command]
-        await asyncio.gather(*(self._supervisors.pop(name).stop() for name in ending))
+        await asyncio.gather(*(self._supervisors.pop(name).stop(DRAIN_GRACE_S) for name in ending))
         for name, command in wanted.items():
             if name not in self._supervisors:
                 supervisor = EngineSupervisor(name, command, self._run_folder, self._announcer(name), self._echo)

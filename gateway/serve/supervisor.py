@@ -22,6 +22,8 @@ from typing import Final
 import httpx
 
 STOP_GRACE_S: Final = 10.0
+"""How long an engine without requests may take to end. One that still answers some is given `DRAIN_GRACE_S`."""
+DRAIN_GRACE_S: Final = 70.0
 HEALTH_EVERY_S: Final = 0.05
 FIRST_BACKOFF_S: Final = 0.5
 MAX_BACKOFF_S: Final = 30.0
@@ -56,14 +58,19 @@ class EngineSupervisor:
         self._port_file = run_folder / f"engine-{name}.port"
         self._announce = announce
         self._echo = echo
+        self._grace_s = STOP_GRACE_S
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._keep_running(), name=f"engine {self.name}")
 
-    async def stop(self) -> None:
-        """Ends the child (SIGTERM to its group, SIGKILL after a grace) and returns when it is gone."""
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Ends the child (SIGTERM to its group, SIGKILL after `grace_s`) and returns when it is gone.
+
+        The address is taken back at once, so that no new request goes there while running ones finish.
+        """
+        self._grace_s = grace_s
         self._stopping.set()
         if self._task is not None:
             await self._task
@@ -138,10 +145,11 @@ class EngineSupervisor:
             await asyncio.gather(ready, stopping, return_exceptions=True)
 
     async def _end(self, process: Process, gone: asyncio.Task[int]) -> None:
+        self._set_base_url(None)
         _signal_group(process.pid, signal.SIGTERM)
-        await asyncio.wait({gone}, timeout=STOP_GRACE_S)
+        await asyncio.wait({gone}, timeout=self._grace_s)
         if not gone.done():
-            self._say(f"did not end within {STOP_GRACE_S:g} s of SIGTERM; killed")
+            self._say(f"did not end within {self._grace_s:g} s of SIGTERM; killed")
             _signal_group(process.pid, signal.SIGKILL)
 
     async def _wait_ready(self) -> None:

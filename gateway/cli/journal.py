@@ -1,0 +1,78 @@
+"""`metergate journal ls|show|replay`: the journal as it lies on the disk. Works beside a running gateway and without one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from uuid import UUID
+
+import click
+import msgspec
+
+from gateway.cli.db import config_option
+from gateway.cli.errors import CliError
+from gateway.cli.output import json_option, print_object, print_rows
+from gateway.metering import inspect
+from gateway.metering.segments import process_folders
+from gateway.metering.shipper import Outage
+from gateway.metrics import Metrics
+from gateway.settings import load_settings
+
+LIST_COLUMNS = ("process", "state", "segments", "unfinished", "unshipped_bytes", "torn_bytes", "damaged_bytes")
+
+
+@click.group()
+def journal() -> None:
+    """Look into the journal, or ship it again."""
+
+
+@journal.command()
+@config_option
+@json_option
+def ls(config: Path | None, as_json: bool) -> None:
+    """Each process's journal: live, an orphan that waits for adoption, or shipped and kept for a while."""
+    journals = [msgspec.to_builtins(each) for each in inspect.list_journals(_journal(config))]
+    if not as_json:
+        for each in journals:
+            each["segments"] = len(each["segments"])
+    print_rows(journals, LIST_COLUMNS, as_json)
+
+
+@journal.command()
+@click.argument("process", required=False)
+@click.option("--request", "request_id", type=click.UUID, help="Only this request's records.")
+@config_option
+def show(process: str | None, request_id: UUID | None, config: Path | None) -> None:
+    """The records of one process's journal, or of all, a JSON object a line."""
+    folder = _journal(config, process)
+    for shown in inspect.show_records(folder, process=process, request_id=request_id):
+        fields = msgspec.to_builtins(shown)
+        if shown.record is not None:
+            names = shown.record.__struct_fields__
+            fields["record"] = {
+                name: msgspec.to_builtins(getattr(shown.record, name)) for name in names if name != "request_id"
+            }
+        click.echo(json.dumps(fields, ensure_ascii=False))
+
+
+@journal.command()
+@click.argument("process", required=False)
+@config_option
+@json_option
+def replay(process: str | None, config: Path | None, as_json: bool) -> None:
+    """Ship every request of the journal again, and retry what was set aside. Rows that are there stay as they are."""
+    folder, settings = _journal(config, process), load_settings(config)
+    try:
+        summary = asyncio.run(inspect.replay(folder, settings.database_url, Metrics(), process=process))
+    except Outage as outage:
+        raise CliError(f"the database cannot take the rows now: {outage}; try again when it can") from outage
+    print_object(msgspec.to_builtins(summary), as_json)
+
+
+def _journal(config: Path | None, process: str | None = None) -> Path:
+    """The journal's folder. Raises `CliError` when it has none of the named process."""
+    folder = load_settings(config).home / "journal"
+    if process is not None and process not in {each.name for each in process_folders(folder)}:
+        raise CliError(f"no journal of process {process!r} under {folder}; `metergate journal ls` lists them")
+    return folder
