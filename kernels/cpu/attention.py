@@ -1,0 +1,244 @@
+"""Paged attention over a mixed batch: softmax(q Kᵀ / sqrt(d)) V, keys and values read through block tables.
+
+A work item is a run of consecutive query tokens of one sequence (one token when it decodes, up to `QUERY_TOKENS` of a prompt);
+a task is one item and one kv head. Its rows are (token, query head of that kv head): keys are widened once for up to six
+rows. Scores of a tile lie in the thread's scratch, so that the softmax is exact over the whole context; keys beyond a row's
+own position get weight 0, and no slot beyond the tile's last position is ever read (it may hold another sequence's NaN).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from .tape import operation
+from .vector import (
+    F32, F32V, I64, LANES, atomic_next, exp, fma, load, load_floats, read_float, read_int, splat, sum_lanes, write_float,
+)  # fmt: skip
+
+QUERY_TOKENS = 16
+"""Query tokens per work item."""
+TILE = 6
+BLOCK = 16
+WIDTH = {"f32": 4, "bf16": 2}
+ZERO = np.float32(0.0)
+MASKED = np.float32(-np.inf)
+
+
+@intrinsic(prefer_literal=True)
+def _scores(
+    typingctx: Any, storage: Any, rows: Any, q: Any, q_stride: Any, keys: Any, count: Any, vectors: Any, s: Any, s_stride: Any
+) -> Any:
+    """s[r][t] = q[r] . keys[t] for `count` consecutive keys of 16 * `vectors` elements."""
+    if not isinstance(storage, types.StringLiteral) or not isinstance(rows, types.IntegerLiteral):
+        return None
+    kind, tile = storage.literal_value, rows.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, _, q, q_stride, keys, count, vectors, s, s_stride = args
+        sums = [cgutils.alloca_once(builder, F32V) for _ in range(tile)]
+        inputs = [builder.add(q, builder.mul(q_stride, I64(row))) for row in range(tile)]
+        targets = [builder.add(s, builder.mul(s_stride, I64(row))) for row in range(tile)]
+        key_bytes = builder.mul(vectors, I64(LANES * WIDTH[kind]))
+        with cgutils.for_range(builder, count, intp=I64) as over_keys:
+            key = builder.add(keys, builder.mul(over_keys.index, key_bytes))
+            for slot in sums:
+                builder.store(F32V([0.0] * LANES), slot)
+            with cgutils.for_range(builder, vectors, intp=I64) as over_size:
+                vector = load_floats(builder, builder.add(key, builder.mul(over_size.index, I64(LANES * WIDTH[kind]))), kind)
+                offset = builder.mul(over_size.index, I64(LANES * 4))
+                for slot, x in zip(sums, inputs, strict=True):
+                    value = load(builder, builder.add(x, offset), F32V, 4)
+                    builder.store(fma(builder, value, vector, builder.load(slot)), slot)
+            offset = builder.mul(over_keys.index, I64(4))
+            for slot, target in zip(sums, targets, strict=True):
+                at = builder.inttoptr(builder.add(target, offset), F32.as_pointer())
+                builder.store(sum_lanes(builder, builder.load(slot)), at, align=4)
+        return context.get_dummy_value()
+
+    return types.void(storage, rows, *[types.int64] * 7), codegen
+
+
+@intrinsic(prefer_literal=True)
+def _values(
+    typingctx: Any, storage: Any, rows: Any, p: Any, p_stride: Any, values: Any, count: Any, vectors: Any, y: Any, y_stride: Any
+) -> Any:
+    """y[r] += sum over t of p[r][t] values[t] for `count` consecutive values of 16 * `vectors` elements."""
+    if not isinstance(storage, types.StringLiteral) or not isinstance(rows, types.IntegerLiteral):
+        return None
+    kind, tile = storage.literal_value, rows.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, _, p, p_stride, values, count, vectors, y, y_stride = args
+        sums = [cgutils.alloca_once(builder, F32V) for _ in range(tile)]
+        weights = [builder.add(p, builder.mul(p_stride, I64(row))) for row in range(tile)]
+        value_bytes = builder.mul(vectors, I64(LANES * WIDTH[kind]))
+        with cgutils.for_range(builder, vectors, intp=I64) as over_size:
+            column = builder.add(values, builder.mul(over_size.index, I64(LANES * WIDTH[kind])))
+            offset = builder.mul(over_size.index, I64(LANES * 4))
+            targets = [
+                builder.inttoptr(builder.add(builder.add(y, builder.mul(y_stride, I64(row))), offset), F32V.as_pointer())
+                for row in range(tile)
+            ]
+            for slot, target in zip(sums, targets, strict=True):
+                builder.store(builder.load(target, align=4), slot)
+            with cgutils.for_range(builder, count, intp=I64) as over_values:
+                at = builder.add(column, builder.mul(over_values.index, value_bytes))
+                vector = load_floats(builder, at, kind)
+                step = builder.mul(over_values.index, I64(4))
+                for slot, weight in zip(sums, weights, strict=True):
+                    factor = splat(builder, load(builder, builder.add(weight, step), F32, 4))
+                    builder.store(fma(builder, factor, vector, builder.load(slot)), slot)
+            for slot, target in zip(sums, targets, strict=True):
+                builder.store(builder.load(slot), target, align=4)
+        return context.get_dummy_value()
+
+    return types.void(storage, rows, *[types.int64] * 7), codegen
+
+
+@intrinsic
+def _softmax(typingctx: Any, row: Any, vectors: Any) -> Any:
+    """row <- e^(row - max) over 16 * `vectors` elements (masked ones are -inf, and become 0); returns 1 / their sum."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        row, vectors = args
+        lowest = F32V([float("-inf")] * LANES)
+        best, total = cgutils.alloca_once(builder, F32V), cgutils.alloca_once(builder, F32V)
+        builder.store(lowest, best)
+        builder.store(F32V([0.0] * LANES), total)
+        with cgutils.for_range(builder, vectors, intp=I64) as loop:
+            x = load(builder, builder.add(row, builder.mul(loop.index, I64(64))), F32V, 4)
+            high = builder.load(best)
+            builder.store(builder.select(builder.fcmp_ordered(">", x, high), x, high), best)
+        name = f"llvm.vector.reduce.fmax.v{LANES}f32"
+        reduce = cgutils.get_or_insert_function(builder.module, ir.FunctionType(F32, [F32V]), name)
+        shift = splat(builder, builder.call(reduce, [builder.load(best)]))
+        with cgutils.for_range(builder, vectors, intp=I64) as loop:
+            at = builder.add(row, builder.mul(loop.index, I64(64)))
+            value = exp(builder, builder.fsub(load(builder, at, F32V, 4), shift))
+            builder.store(value, builder.inttoptr(at, F32V.as_pointer()), align=4)
+            builder.store(builder.fadd(builder.load(total), value), total)
+        return builder.fdiv(F32(1.0), sum_lanes(builder, builder.load(total)))
+
+    return types.float32(types.int64, types.int64), codegen
+
+
+@intrinsic
+def _scaled_copy(typingctx: Any, source: Any, target: Any, vectors: Any, factor: Any) -> Any:
+    """target = factor * source over 16 * `vectors` floats."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source, target, vectors, factor = args
+        scale = splat(builder, factor)
+        with cgutils.for_range(builder, vectors, intp=I64) as loop:
+            offset = builder.mul(loop.index, I64(64))
+            value = builder.fmul(load(builder, builder.add(source, offset), F32V, 4), scale)
+            builder.store(value, builder.inttoptr(builder.add(target, offset), F32V.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.float32), codegen
+
+
+@njit(inline="always")
+def _score_block(
+    storage: str, rows: int, q: int, q_stride: int, keys: int, count: int, vectors: int, s: int, s_stride: int
+) -> None:
+    if rows == 6:
+        _scores(storage, 6, q, q_stride, keys, count, vectors, s, s_stride)
+    elif rows == 5:
+        _scores(storage, 5, q, q_stride, keys, count, vectors, s, s_stride)
+    elif rows == 4:
+        _scores(storage, 4, q, q_stride, keys, count, vectors, s, s_stride)
+    elif rows == 3:
+        _scores(storage, 3, q, q_stride, keys, count, vectors, s, s_stride)
+    elif rows == 2:
+        _scores(storage, 2, q, q_stride, keys, count, vectors, s, s_stride)
+    else:
+        _scores(storage, 1, q, q_stride, keys, count, vectors, s, s_stride)
+
+
+@njit(inline="always")
+def _value_block(
+    storage: str, rows: int, p: int, p_stride: int, values: int, count: int, vectors: int, y: int, y_stride: int
+) -> None:
+    if rows == 6:
+        _values(storage, 6, p, p_stride, values, count, vectors, y, y_stride)
+    elif rows == 5:
+        _values(storage, 5, p, p_stride, values, count, vectors, y, y_stride)
+    elif rows == 4:
+        _values(storage, 4, p, p_stride, values, count, vectors, y, y_stride)
+    elif rows == 3:
+        _values(storage, 3, p, p_stride, values, count, vectors, y, y_stride)
+    elif rows == 2:
+        _values(storage, 2, p, p_stride, values, count, vectors, y, y_stride)
+    else:
+        _values(storage, 1, p, p_stride, values, count, vectors, y, y_stride)
+
+
+@njit(inline="always")
+def _attend(storage: str, width: int, row: int) -> None:
+    """Arguments: q, its token stride (bytes), out, its token stride, k_cache, v_cache, block tables (int64), their stride
+    (bytes), items (int64 [n, 4]: sequence, first token in the batch, tokens, position of the first), query heads, kv heads,
+    head_dim, 1/sqrt(head_dim) (a float's bits), scratch, scratch bytes per thread, scores per row of the scratch.
+    """
+    header = read_int(row, 3)
+    items = read_int(header, 1)
+    q, q_stride, out, out_stride = read_int(row, 4), read_int(row, 5), read_int(row, 6), read_int(row, 7)
+    k_cache, v_cache, tables, table_stride = read_int(row, 8), read_int(row, 9), read_int(row, 10), read_int(row, 11)
+    work, heads, kv_heads, size = read_int(row, 12), read_int(row, 13), read_int(row, 14), read_int(row, 15)
+    scale, columns = read_float(row + 128, 0), read_int(row, 19)
+    scratch = read_int(row, 17) + atomic_next(row + 8) * read_int(row, 18)
+    vectors, group = size // LANES, heads // kv_heads
+    query = scratch
+    result = query + TILE * size * 4
+    scores = result + TILE * size * 4
+    head_bytes = BLOCK * size * width
+    task = atomic_next(row)
+    while task < items * kv_heads:
+        item, kv_head = work + (task // kv_heads) * 32, task % kv_heads
+        table = tables + read_int(item, 0) * table_stride
+        first, tokens, position = read_int(item, 1), read_int(item, 2), read_int(item, 3)
+        for start in range(0, tokens * group, TILE):
+            rows = min(TILE, tokens * group - start)
+            for r in range(rows):
+                token, head = (start + r) // group, kv_head * group + (start + r) % group
+                _scaled_copy(q + (first + token) * q_stride + head * size * 4, query + r * size * 4, vectors, scale)
+                for i in range(size):
+                    write_float(result + r * size * 4, i, ZERO)
+            length = position + (start + rows - 1) // group + 1
+            for at in range(0, length, BLOCK):
+                place = (read_int(table, at // BLOCK) * kv_heads + kv_head) * head_bytes
+                count = min(BLOCK, length - at)
+                _score_block(storage, rows, query, size * 4, k_cache + place, count, vectors, scores + at * 4, columns * 4)
+            padded = (length + LANES - 1) // LANES
+            for r in range(rows):
+                own = position + (start + r) // group + 1
+                line = scores + r * columns * 4
+                for t in range(own, padded * LANES):
+                    write_float(line, t, MASKED)
+                factor = _softmax(line, padded)
+                write_float(query + r * 4, 0, factor)
+            for at in range(0, length, BLOCK):
+                place = (read_int(table, at // BLOCK) * kv_heads + kv_head) * head_bytes
+                count = min(BLOCK, length - at)
+                _value_block(storage, rows, scores + at * 4, columns * 4, v_cache + place, count, vectors, result, size * 4)
+            for r in range(rows):
+                token, head = (start + r) // group, kv_head * group + (start + r) % group
+                target = out + (first + token) * out_stride + head * size * 4
+                _scaled_copy(result + r * size * 4, target, vectors, read_float(query, r))
+        task = atomic_next(row)
+
+
+@operation
+def attend_f32(row: int) -> None:
+    _attend("f32", 4, row)
+
+
+@operation
+def attend_bf16(row: int) -> None:
+    _attend("bf16", 2, row)

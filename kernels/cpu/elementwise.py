@@ -1,0 +1,135 @@
+"""RMS norm, rotary embedding with the write into the KV cache, and SiLU-mul: one pass over the rows each, rows in parallel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from .tape import operation
+from .vector import F32V, I64, as_pointer, atomic_next, bits_of, exp, load, read_float, read_int
+
+FAST = {"reassoc", "contract"}
+"""Sums may be reordered (so that they vectorise); NaN and infinity keep their meaning."""
+
+
+@njit(fastmath=FAST)
+def _norm_row(x: Any, weight: Any, y: Any, size: int, eps: float) -> None:
+    total = np.float32(0.0)
+    for i in range(size):
+        total += x[i] * x[i]
+    scale = np.float32(1.0) / np.sqrt(total / np.float32(size) + eps)
+    for i in range(size):
+        y[i] = x[i] * scale * weight[i]
+
+
+@operation
+def rms_norm(row: int) -> None:
+    """Arguments: x, its stride (bytes), weight, y, its stride, size, eps (a float's bits)."""
+    rows = read_int(read_int(row, 3), 0)
+    x, x_stride, weight, y = read_int(row, 4), read_int(row, 5), read_int(row, 6), read_int(row, 7)
+    y_stride, size, eps = read_int(row, 8), read_int(row, 9), read_float(row + 80, 0)
+    scale = carray(as_pointer(weight), (size,), np.float32)
+    index = atomic_next(row)
+    while index < rows:
+        _norm_row(
+            carray(as_pointer(x + index * x_stride), (size,), np.float32),
+            scale,
+            carray(as_pointer(y + index * y_stride), (size,), np.float32),
+            size,
+            eps,
+        )
+        index = atomic_next(row)
+
+
+@intrinsic
+def _silu_mul_vectors(typingctx: Any, gate: Any, up: Any, out: Any, vectors: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        gate, up, out, vectors = args
+        one = F32V([1.0] * F32V.count)
+        with cgutils.for_range(builder, vectors, intp=I64) as loop:
+            offset = builder.mul(loop.index, I64(64))
+            g = load(builder, builder.add(gate, offset), F32V, 4)
+            u = load(builder, builder.add(up, offset), F32V, 4)
+            sigmoid = builder.fdiv(one, builder.fadd(one, exp(builder, builder.fneg(g))))
+            value = builder.fmul(builder.fmul(g, sigmoid), u)
+            builder.store(value, builder.inttoptr(builder.add(out, offset), F32V.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), codegen
+
+
+@operation
+def silu_mul(row: int) -> None:
+    """Arguments: gate_up, its stride (bytes), out, its stride, width of one half (a multiple of 16)."""
+    rows = read_int(read_int(row, 3), 0)
+    x, x_stride, out, out_stride, width = (
+        read_int(row, 4), read_int(row, 5), read_int(row, 6), read_int(row, 7), read_int(row, 8),
+    )  # fmt: skip
+    index = atomic_next(row)
+    while index < rows:
+        gate = x + index * x_stride
+        _silu_mul_vectors(gate, gate + width * 4, out + index * out_stride, width // 16)
+        index = atomic_next(row)
+
+
+@njit(fastmath=FAST)
+def _rotate(source: Any, target: Any, cos: Any, sin: Any, half: int) -> None:
+    for i in range(half):
+        a = source[i]
+        b = source[i + half]
+        target[i] = a * cos[i] - b * sin[i]
+        target[i + half] = b * cos[i] + a * sin[i]
+
+
+@njit
+def _store_bf16(source: Any, target: Any, size: int) -> None:
+    """Rounds to nearest even; a NaN stays one (its quiet bit survives the cut)."""
+    for i in range(size):
+        bits = bits_of(source[i])
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        target[i] = np.uint16((bits >> 16) | 64 if source[i] != source[i] else rounded)
+
+
+@operation
+def rotary_write(row: int) -> None:
+    """Rotates the queries in place and stores rotated keys and values at the tokens' slots.
+
+    Arguments: qkv, its stride (bytes), cos, sin ([positions, head_dim / 2]), positions, slots (int64 each), k_cache,
+    v_cache, query heads, kv heads, head_dim, cache storage (0 f32, 1 bf16), scratch (head_dim floats per thread).
+    """
+    rows = read_int(read_int(row, 3), 0)
+    qkv, stride, cos_table, sin_table = read_int(row, 4), read_int(row, 5), read_int(row, 6), read_int(row, 7)
+    positions, slots, k_cache, v_cache = read_int(row, 8), read_int(row, 9), read_int(row, 10), read_int(row, 11)
+    heads, kv_heads, size, storage = read_int(row, 12), read_int(row, 13), read_int(row, 14), read_int(row, 15)
+    half = size // 2
+    width = 2 if storage == 1 else 4
+    scratch = carray(as_pointer(read_int(row, 16) + atomic_next(row + 8) * size * 4), (size,), np.float32)
+    index = atomic_next(row)
+    while index < rows:
+        position = read_int(positions, index)
+        cos = carray(as_pointer(cos_table + position * half * 4), (half,), np.float32)
+        sin = carray(as_pointer(sin_table + position * half * 4), (half,), np.float32)
+        token = qkv + index * stride
+        for head in range(heads):
+            query = carray(as_pointer(token + head * size * 4), (size,), np.float32)
+            _rotate(query, query, cos, sin, half)
+        slot = read_int(slots, index)
+        for head in range(kv_heads):
+            key = carray(as_pointer(token + (heads + head) * size * 4), (size,), np.float32)
+            value = carray(as_pointer(token + (heads + kv_heads + head) * size * 4), (size,), np.float32)
+            _rotate(key, scratch, cos, sin, half)
+            place = (((slot >> 4) * kv_heads + head) * 16 + (slot & 15)) * size * width
+            if storage == 1:
+                _store_bf16(scratch, carray(as_pointer(k_cache + place), (size,), np.uint16), size)
+                _store_bf16(value, carray(as_pointer(v_cache + place), (size,), np.uint16), size)
+            else:
+                k_row = carray(as_pointer(k_cache + place), (size,), np.float32)
+                v_row = carray(as_pointer(v_cache + place), (size,), np.float32)
+                for i in range(size):
+                    k_row[i] = scratch[i]
+                    v_row[i] = value[i]
+        index = atomic_next(row)

@@ -1,0 +1,132 @@
+"""One launch per step: a tape of operations that all threads of torch's pool walk together.
+
+Starting a parallel region costs microseconds, and a step of a small model has hundreds of operations. So operations are rows
+of a table: the address of a compiled function and its arguments. `run` starts one region in libgomp (the very library that
+torch uses: one pool, no second runtime) whose threads take tasks of a row from an atomic counter, meet at a barrier, and
+go on to the next row. Rows hold addresses of buffers that never move; what changes from step to step (how many tokens,
+how many sequences) stands in a small header that the operations read. So a tape is recorded once and replayed for ever.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from llvmlite import binding
+from numba import types
+from numpy.typing import NDArray
+
+from .vector import address_of, call_pointer, read_int
+
+logger = logging.getLogger(__name__)
+
+ROW = 24
+"""int64 values per row: two counters, function, header, then up to 20 arguments."""
+TASKS, SLOTS, FUNCTION, HEADER, ARGUMENTS = 0, 1, 2, 3, 4
+
+_barrier = types.ExternalFunction("metergate_barrier", types.void())
+
+
+def _torch_libgomp() -> ctypes.CDLL | None:
+    """The OpenMP library that torch has loaded, if it is GNU's; None elsewhere (macOS, LLVM's OpenMP)."""
+    if not sys.platform.startswith("linux"):
+        return None
+    home = str(Path(torch.__file__).parent.parent)
+    loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
+    for path in sorted(loaded, key=lambda path: not path.startswith(home)):
+        library = ctypes.CDLL(path)
+        if hasattr(library, "GOMP_parallel") and hasattr(library, "GOMP_barrier"):
+            return library
+    return None
+
+
+_NOTHING = ctypes.CFUNCTYPE(None)(lambda: None)
+_libgomp = _torch_libgomp()
+binding.add_symbol(
+    "metergate_barrier",
+    ctypes.cast(_libgomp.GOMP_barrier if _libgomp else _NOTHING, ctypes.c_void_p).value,
+)
+
+
+def _cache_folder() -> str:
+    """Compiled kernels stay here from one start to the next."""
+    home = os.environ.get("METERGATE_HOME")
+    base = Path(home) / "var" if home else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "metergate"
+    return str(base / "numba")
+
+
+if "NUMBA_CACHE_DIR" not in os.environ:
+    numba.config.CACHE_DIR = _cache_folder()
+
+
+def operation(function: Any) -> Any:
+    """Decorator: compiles `function(row_address: int64)` as an operation of the tape; it must take tasks until none is left."""
+    return numba.cfunc(types.void(types.int64), cache=True, nopython=True)(function)
+
+
+@numba.cfunc(types.void(types.voidptr), cache=True, nopython=True)
+def _walk(data: Any) -> None:
+    head = address_of(data)
+    rows, count, threads = read_int(head, 0), read_int(head, 1), read_int(head, 2)
+    for index in range(count):
+        row = rows + index * (ROW * 8)
+        call_pointer(read_int(row, FUNCTION), row)
+        if threads > 1 and index + 1 < count:
+            _barrier()
+
+
+class Tape:
+    """Rows in the order of execution. `keep` holds the tensors whose addresses the rows name."""
+
+    def __init__(self, capacity: int = 64) -> None:
+        self._rows: NDArray[np.int64] = np.zeros((capacity, ROW), dtype=np.int64)
+        self._head: NDArray[np.int64] = np.zeros(3, dtype=np.int64)
+        self._count = 0
+        self._keep: list[object] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, function: Any, header: NDArray[np.int64], arguments: list[int], keep: tuple[object, ...]) -> None:
+        """Appends one operation. `arguments` are addresses and sizes; floats travel as their bits (`float_bits`)."""
+        if self._count == len(self._rows):
+            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+        row = self._rows[self._count]
+        row[FUNCTION] = function.address
+        row[HEADER] = header.ctypes.data
+        row[ARGUMENTS : ARGUMENTS + len(arguments)] = arguments
+        self._count += 1
+        self._keep.append((header, keep))
+
+    def run(self, threads: int) -> None:
+        """Executes all rows with `threads` threads of torch's pool; returns when the last one is done."""
+        if not self._count:
+            return
+        self._rows[: self._count, [TASKS, SLOTS]] = 0
+        if _libgomp is None:
+            threads = 1
+        self._head[:] = (self._rows.ctypes.data, self._count, threads)
+        if threads == 1:
+            _walk.ctypes(self._head.ctypes.data)
+        else:
+            assert _libgomp is not None
+            _libgomp.GOMP_parallel(
+                ctypes.c_void_p(_walk.address), ctypes.c_void_p(self._head.ctypes.data), ctypes.c_uint(threads), 0
+            )
+
+
+def float_bits(value: float) -> int:
+    """The bits of a float32, to travel in an int64 slot."""
+    return int(np.float32(value).view(np.int32))
+
+
+def one_pool() -> bool:
+    """True when the kernels run in torch's own thread pool; False when they run on one thread."""
+    return _libgomp is not None

@@ -1,0 +1,176 @@
+"""What numba lacks: raw pointers, an atomic counter, calls through a pointer, and float vectors with explicit width.
+
+Every function here is an intrinsic that emits LLVM IR. `LANES` floats travel together; LLVM splits them into the registers the
+machine has (two on AVX2, one on AVX-512, four on NEON), so that one source serves all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 16
+
+F32 = ir.FloatType()
+I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+F32V = ir.VectorType(F32, LANES)
+I32V = ir.VectorType(I32, LANES)
+I8V = ir.VectorType(I8, LANES)
+
+
+def pointer(builder: Any, address: Any, kind: Any, offset_bytes: Any = None) -> Any:
+    """An IR pointer to `kind` at `address` (an i64), `offset_bytes` further on."""
+    if offset_bytes is not None:
+        address = builder.add(address, offset_bytes)
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def splat(builder: Any, value: Any, lanes: int = LANES) -> Any:
+    vector = ir.VectorType(value.type, lanes)
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, I32(0))
+    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+
+
+def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c with one rounding, by element."""
+    kind = a.type
+    name = f"llvm.fma.v{kind.count}f32" if isinstance(kind, ir.VectorType) else "llvm.fma.f32"
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind, kind, kind]), name)
+    return builder.call(function, [a, b, c])
+
+
+def sum_lanes(builder: Any, vector: Any) -> Any:
+    """The sum of a vector's elements, in whatever order is quickest."""
+    kind = vector.type
+    name = f"llvm.vector.reduce.fadd.v{kind.count}f32"
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(F32, [F32, kind]), name)
+    return builder.call(function, [F32(0.0), vector], fastmath=("reassoc",))
+
+
+def exp(builder: Any, x: Any) -> Any:
+    """e^x by element, to 2 units in the last place: Cody-Waite reduction and the polynomial of Cephes' expf.
+
+    Below -87 the result is 0, above 88 that of 88; NaN stays NaN. Source: https://www.netlib.org/cephes/ (single/expf.c).
+    """
+    kind = x.type
+
+    def constant(value: float) -> Any:
+        return ir.Constant(kind, [value] * kind.count)
+
+    integers = ir.VectorType(I32, kind.count)
+    tiny = builder.fcmp_ordered("<", x, constant(-87.0))
+    x = builder.select(builder.fcmp_ordered(">", x, constant(88.0)), constant(88.0), x)
+    shifted = fma(builder, x, constant(1.4426950408889634), constant(12582912.0))
+    n = builder.fsub(shifted, constant(12582912.0))
+    r = fma(builder, n, constant(-0.693359375), x)
+    r = fma(builder, n, constant(2.12194440e-4), r)
+    p = constant(1.9875691500e-4)
+    for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        p = fma(builder, p, r, constant(c))
+    p = builder.fadd(fma(builder, builder.fmul(r, r), p, r), constant(1.0))
+    power = builder.shl(builder.bitcast(shifted, integers), ir.Constant(integers, [23] * kind.count))
+    result = builder.bitcast(builder.add(builder.bitcast(p, integers), power), kind)
+    return builder.select(tiny, constant(0.0), result)
+
+
+def load(builder: Any, address: Any, kind: Any, align: int = 1) -> Any:
+    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=align)
+
+
+def load_floats(builder: Any, address: Any, kind: str, lanes: int = LANES) -> Any:
+    """`lanes` consecutive values of storage `kind` (f32, f16, bf16) as floats."""
+    floats = ir.VectorType(F32, lanes)
+    if kind == "f32":
+        return load(builder, address, floats, 4)
+    if kind == "f16":
+        return builder.fpext(load(builder, address, ir.VectorType(ir.HalfType(), lanes), 2), floats)
+    if kind == "bf16":
+        wide = ir.VectorType(I32, lanes)
+        raw = builder.zext(load(builder, address, ir.VectorType(ir.IntType(16), lanes), 2), wide)
+        return builder.bitcast(builder.shl(raw, ir.Constant(wide, [16] * lanes)), floats)
+    raise ValueError(kind)
+
+
+@intrinsic
+def bits_of(typingctx: Any, value: Any) -> Any:
+    """The bits of a float32 as an int32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], I32)
+
+    return types.int32(types.float32), codegen
+
+
+@intrinsic
+def atomic_next(typingctx: Any, address: Any) -> Any:
+    """Adds one to the int64 at `address` and returns what was there before."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", pointer(builder, args[0], I64), I64(1), "monotonic")
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def call_pointer(typingctx: Any, function: Any, argument: Any) -> Any:
+    """Calls the C function `void f(void *)` at address `function` with `argument`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer()])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), [builder.inttoptr(args[1], I8.as_pointer())])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def address_of(typingctx: Any, data: Any) -> Any:
+    """A void pointer as an integer."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ptrtoint(args[0], I64)
+
+    return types.int64(types.voidptr), codegen
+
+
+@intrinsic
+def as_pointer(typingctx: Any, address: Any) -> Any:
+    """An integer as a void pointer, for `carray`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], I8.as_pointer())
+
+    return types.voidptr(types.int64), codegen
+
+
+@intrinsic
+def read_int(typingctx: Any, address: Any, index: Any) -> Any:
+    """The int64 number `index` at `address`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return load(builder, builder.add(args[0], builder.mul(args[1], I64(8))), I64, 8)
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def read_float(typingctx: Any, address: Any, index: Any) -> Any:
+    """The float number `index` at `address`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return load(builder, builder.add(args[0], builder.mul(args[1], I64(4))), F32, 4)
+
+    return types.float32(types.int64, types.int64), codegen
+
+
+@intrinsic
+def write_float(typingctx: Any, address: Any, index: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[2], builder.inttoptr(builder.add(args[0], builder.mul(args[1], I64(4))), F32.as_pointer()), 4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32), codegen
