@@ -18,7 +18,7 @@ import msgspec
 
 from .config import EngineConfig
 from .errors import Draining, EngineDead, ModelError, Overloaded
-from .generation import Choice, Generation, GenerationRequest, Usage
+from .generation import Choice, Delta, Generation, GenerationRequest, Usage
 from .messages import (
     HEADER,
     Abort,
@@ -34,6 +34,8 @@ from .messages import (
     frame,
 )
 from .metrics import EngineMetrics
+from .sampling_params import SamplingParams
+from .sequence import FinishReason
 from .tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -90,21 +92,14 @@ class AsyncEngine:
 
     async def start(self, on_progress: Callable[[str], None]) -> Ready:
         """Starts the core and waits until the model is loaded. Raises `ModelError` with the core's words if it is not."""
-        ours, theirs = socket.socketpair()
-        read_fd, self._watch_fd = os.pipe()
-        with theirs:
-            self._core = subprocess.Popen(
-                [*self._command, "--channel", str(theirs.fileno()), "--parent-fd", str(read_fd)],
-                pass_fds=(theirs.fileno(), read_fd),
-                stdin=subprocess.DEVNULL,
-            )
-        os.close(read_fd)
-        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._reader, self._writer = await asyncio.open_connection(sock=self._spawn())
         self._writer.write(frame(Start(self.config)))
         try:
             await self._await_ready(on_progress)
         except asyncio.IncompleteReadError:
-            raise ModelError(f"the engine core ended while loading ({self._exit_words()}); see its lines above") from None
+            raise ModelError(
+                f"the engine core ended while loading ({self._exit_words()}); see its lines above"
+            ) from None
         assert self.ready is not None
         self._pump = asyncio.create_task(self._read_steps(), name="engine-core-reader")
         return self.ready
@@ -113,22 +108,35 @@ class AsyncEngine:
         """Sends the sequences to the core. Raises `Draining`, `Overloaded` or `EngineDead`."""
         self._check_open(len(request.prompts) * request.n)
         generation = Generation(request, [])
+        self._live[request.request_id] = generation
         for prompt, params in zip(request.prompts, request.params, strict=True):
             leader: int | None = None
             for choice_index in range(request.n):
-                choice = Choice(len(generation.choices), self._next_sequence, params, self.tokenizer)
-                self._next_sequence += 1
-                generation.choices.append(choice)
-                self._by_sequence[choice.sequence_id] = (generation, choice)
-                self._send(
-                    AddSequence(
-                        choice.sequence_id, prompt, params, choice_index, request.salt, request.priority, leader
-                    )
+                choice = self._new_choice(generation, params)
+                if params.max_tokens == 0:
+                    self._end_without_output(generation, choice)
+                    continue
+                add = AddSequence(
+                    choice.sequence_id, prompt, params, choice_index, request.salt, request.priority, leader
                 )
+                self._by_sequence[choice.sequence_id] = (generation, choice)
+                self._send(add)
+                self._sent_since_stats += 1
                 leader = leader or choice.sequence_id
-        self._sent_since_stats += len(generation.choices)
-        self._live[request.request_id] = generation
+        if all(choice.ended for choice in generation.choices):
+            self._finish(generation)
         return generation
+
+    def _new_choice(self, generation: Generation, params: SamplingParams) -> Choice:
+        choice = Choice(len(generation.choices), self._next_sequence, params, self.tokenizer)
+        self._next_sequence += 1
+        generation.choices.append(choice)
+        return choice
+
+    def _end_without_output(self, generation: Generation, choice: Choice) -> None:
+        """`max_tokens` 0: only the prompt is wanted (echo), and no step."""
+        choice.ended = True
+        generation.push(Delta(choice.index, "", (), FinishReason.LENGTH))
 
     def abort(self, generation: Generation) -> None:
         """Asks the core to drop what is left of the request; `generation.ended` tells when its pages are free."""
@@ -162,8 +170,14 @@ class AsyncEngine:
         except TimeoutError:
             left = list(self._live.values())
             log.warning("aborting %d requests that did not end within %g s", len(left), timeout_s)
-            for generation in left:
-                self.abort(generation)
+            self.abort_all()
+            await asyncio.wait(
+                {asyncio.ensure_future(generation.ended.wait()) for generation in left}, timeout=CORE_EXIT_S
+            )
+
+    def abort_all(self) -> None:
+        for generation in list(self._live.values()):
+            self.abort(generation)
 
     async def stop(self) -> None:
         """Ends the core and waits for it. Requests still running end with an error."""
@@ -179,6 +193,19 @@ class AsyncEngine:
             self._watch_fd = None
         if self._core is not None:
             await asyncio.to_thread(self._reap)
+
+    def _spawn(self) -> socket.socket:
+        """Starts the core; returns our end of the socketpair."""
+        ours, theirs = socket.socketpair()
+        read_fd, self._watch_fd = os.pipe()
+        with theirs:
+            self._core = subprocess.Popen(
+                [*self._command, "--channel", str(theirs.fileno()), "--parent-fd", str(read_fd)],
+                pass_fds=(theirs.fileno(), read_fd),
+                stdin=subprocess.DEVNULL,
+            )
+        os.close(read_fd)
+        return ours
 
     def _reap(self) -> None:
         assert self._core is not None

@@ -68,7 +68,7 @@ class StopStrings:
     def flush(self) -> str:
         """What was held back and turned out to be no stop string."""
         held, self._held = self._held, ""
-        return held
+        return held if self.matched is None else ""
 
     def _first_match(self) -> tuple[int, str] | None:
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]

@@ -72,7 +72,8 @@ class Choice:
         """Takes one update of the core in. After a match the choice ends when the core confirms."""
         self.compute_us = update.compute_us
         self.cached_tokens = update.cached_tokens
-        text, tokens = "", ()
+        text = ""
+        tokens: tuple[int, ...] = ()
         if update.token is not None and self.stopped_by is None:
             self.tokens += 1
             tokens = (update.token,)
@@ -80,13 +81,11 @@ class Choice:
         if update.finish_reason is None:
             return Delta(self.index, text, tokens)
         self.ended = True
-        if self.stopped_by is not None:
-            return Delta(self.index, text, tokens, FinishReason.STOP, self.stopped_by)
-        if update.finish_reason is not FinishReason.ERROR:
+        if self._stop_strings.matched is None and update.finish_reason is not FinishReason.ERROR:
             text += self._stop_strings.feed(self._detokenizer.flush(), check=self._checks)
-            if self.stopped_by is not None:
-                return Delta(self.index, text, tokens, FinishReason.STOP, self.stopped_by)
             text += self._stop_strings.flush()
+        if self._stop_strings.matched is not None:
+            return Delta(self.index, text, tokens, FinishReason.STOP, self._stop_strings.matched)
         reason = update.stop_token if update.stop_token in self.params.stop_token_ids else None
         return Delta(self.index, text, tokens, update.finish_reason, reason, update.error)
 

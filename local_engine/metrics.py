@@ -15,7 +15,27 @@ from .generation import Choice, Generation
 from .messages import Stats
 
 OURS, VLLM = "metergate_engine_", "vllm:"
-_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0)
+_SECONDS = (
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+)
 
 _GAUGES: tuple[tuple[str, str, str, Callable[[Stats], float]], ...] = (
     ("running_sequences", "num_requests_running", "Sequences in the current batch", lambda s: s.running),

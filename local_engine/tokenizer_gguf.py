@@ -14,13 +14,11 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 
 from .errors import TokenizerError
-from .gguf_metadata import MetadataValue, read_metadata
 from .tokenizer import SpecialTokens, Tokenizer
+from .weights.gguf import read_gguf
 
 _CONTROL, _USER_DEFINED = 3, 4
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
@@ -58,7 +56,7 @@ _IGNORES_MERGES = frozenset({"llama-bpe", "llama3"})
 
 def load_gguf_tokenizer(path: Path) -> Tokenizer:
     """Raises `TokenizerError` for a kind of tokenizer that is not supported, `ModelError` for a broken file."""
-    metadata = read_metadata(path)
+    metadata = read_gguf(path).metadata
     kind = metadata.get("tokenizer.ggml.model")
     if kind is None:
         raise TokenizerError(f"{path} holds no tokenizer: convert the model again with its vocabulary")
@@ -88,7 +86,7 @@ def load_gguf_tokenizer(path: Path) -> Tokenizer:
     return Tokenizer(backend, special, template if isinstance(template, str) else None, {})
 
 
-def _bpe(path: Path, metadata: Mapping[str, MetadataValue], tokens: list[str], pre: str) -> tokenizers.Tokenizer:
+def _bpe(path: Path, metadata: Mapping[str, Any], tokens: list[str], pre: str) -> tokenizers.Tokenizer:
     merges: list[tuple[str, str]] = []
     for merge in _strings(path, metadata, "tokenizer.ggml.merges"):
         left, separator, right = merge.partition(" ")
@@ -111,7 +109,7 @@ def _add_special_tokens(backend: tokenizers.Tokenizer, metadata: Mapping[str, An
     backend.add_tokens([AddedToken(token, normalized=False) for token, kind in pairs if kind == _USER_DEFINED])
 
 
-def _special_tokens(metadata: Mapping[str, MetadataValue], tokens: list[str]) -> SpecialTokens:
+def _special_tokens(metadata: Mapping[str, Any], tokens: list[str]) -> SpecialTokens:
     def text(name: str) -> str | None:
         index = metadata.get(f"tokenizer.ggml.{name}_token_id")
         return tokens[index] if isinstance(index, int) and 0 <= index < len(tokens) else None
@@ -126,7 +124,7 @@ def _special_tokens(metadata: Mapping[str, MetadataValue], tokens: list[str]) ->
     )
 
 
-def _strings(path: Path, metadata: Mapping[str, MetadataValue], key: str) -> list[str]:
+def _strings(path: Path, metadata: Mapping[str, Any], key: str) -> list[str]:
     values = metadata.get(key)
     if not isinstance(values, list):
         raise TokenizerError(f"{path} has no {key}: convert the model again with its vocabulary")

@@ -1,0 +1,7 @@
+"""`python -m local_engine`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""The engine's own OpenAI-compatible HTTP surface."""

@@ -1,0 +1,178 @@
+"""Bodies of the caller endpoints, parsed at the edge. Every parameter is honoured or refused; none is ignored silently."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..errors import RequestError
+
+MAX_CHOICES = 128
+MAX_BATCH = 1024
+MAX_SAFE_SEED = 1 << 64
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+
+
+class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Parameters that both endpoints share; None and absence mean the same (null is dropped before)."""
+
+    model: str
+    n: int = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    # Labels without effect on the answer.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class ChatRequest(_Common, forbid_unknown_fields=True, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+
+
+class CompletionRequest(_Common, forbid_unknown_fields=True, kw_only=True):
+    prompt: str | list[Any]
+    """A text, texts, token ids, or lists of token ids."""
+    echo: bool = False
+    add_special_tokens: bool = True
+
+
+class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+_REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "tools": (([],), "tool calling"),
+    "tool_choice": (("none", "auto"), "tool calling"),
+    "functions": (([],), "function calling"),
+    "function_call": (("none", "auto"), "function calling"),
+    "response_format": (({"type": "text"},), "structured output"),
+    "structured_outputs": ((), "structured output"),
+    "guided_json": ((), "structured output"),
+    "guided_regex": ((), "structured output"),
+    "guided_choice": ((), "structured output"),
+    "guided_grammar": ((), "structured output"),
+    "modalities": ((["text"],), "output other than text"),
+    "audio": ((), "audio"),
+    "prediction": ((), "predicted output"),
+    "web_search_options": ((), "web search"),
+    "reasoning_effort": (("none",), "reasoning effort"),
+    "verbosity": (("medium",), "verbosity"),
+    "store": ((False,), "storing completions"),
+    "service_tier": (("auto", "default"), "service tiers"),
+    "top_logprobs": ((0,), "log probabilities"),
+    "prompt_logprobs": ((), "log probabilities of the prompt"),
+    "suffix": (("",), "insertion (suffix)"),
+    "best_of": ((1,), "best_of"),
+    "use_beam_search": ((False,), "beam search"),
+    "length_penalty": ((1.0, 1), "beam search"),
+    "chat_template": ((), "a template from the request (start the engine with --chat-template)"),
+    "documents": (([],), "documents"),
+    "mm_processor_kwargs": ((), "multimodal input"),
+    "logits_processors": (([],), "logits processors"),
+    "truncate_prompt_tokens": ((), "truncating prompts"),
+    "bad_words": (([],), "bad_words"),
+    "allowed_token_ids": ((), "allowed_token_ids"),
+    "kv_transfer_params": ((), "KV transfer"),
+}
+"""Parameters that OpenAI or vLLM define and this engine lacks: the values that ask for nothing, and what is missing."""
+
+_NO_LOGPROBS: tuple[object, ...] = (False,)
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+_UNKNOWN = re.compile(r"unknown field `(.*)`")
+_WHERE = re.compile(r" - at `\$\.?(.*)`$")
+
+
+def parse(data: bytes, kind: type[Body]) -> Body:
+    """The body as `kind`. Raises `RequestError` naming the parameter."""
+    try:
+        value = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise RequestError(f"The request body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise RequestError("The request body is nested too deeply.") from error
+    if not isinstance(value, dict):
+        raise RequestError("The request body must be a JSON object.")
+    fields = {name: item for name, item in value.items() if item is not None}
+    _refuse_missing_features(fields)
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise _named(error) from error
+
+
+def _refuse_missing_features(fields: dict[str, Any]) -> None:
+    for name in fields.keys() & _REFUSED.keys():
+        neutral, feature = _REFUSED[name]
+        if fields[name] not in neutral:
+            raise RequestError(
+                f"{name} is not supported: this engine has no {feature} yet.", param=name, code="unsupported"
+            )
+        del fields[name]
+    if "logprobs" in fields:
+        if fields["logprobs"] is not False:
+            message = "logprobs is not supported: this engine gives no log probabilities yet."
+            raise RequestError(message, param="logprobs", code="unsupported")
+        del fields["logprobs"]
+
+
+def _named(error: msgspec.ValidationError) -> RequestError:
+    text = str(error)
+    where = _WHERE.search(text)
+    path = where.group(1) if where else ""
+    unknown = _UNKNOWN.search(text)
+    if unknown is not None:
+        param = f"{path}.{unknown.group(1)}" if path else unknown.group(1)
+        return RequestError(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
+    missing = re.search(r"missing required field `(.*?)`", text)
+    if missing is not None:
+        param = missing.group(1)
+        return RequestError(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+    reason = _WHERE.sub("", text)
+    return RequestError(f"Invalid value for '{path}': {reason}." if path else f"{reason}.", param=path or None)

@@ -1,0 +1,134 @@
+"""From a request body to sampling parameters: defaults, limits, seeds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import ContextOverflow, RequestError
+from ..sampling_params import SamplingParams
+from .requests import MAX_BATCH, MAX_CHOICES, ChatRequest, CompletionRequest
+
+_DEFAULTS: Mapping[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
+
+class ParameterBuilder:
+    """What is the same for all requests of one model. `draw_seed` serves requests that name none."""
+
+    def __init__(
+        self,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        defaults: Mapping[str, Any],
+        seed: int | None,
+        priorities: bool,
+    ) -> None:
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self._eos = eos_token_ids
+        self._defaults = {**_DEFAULTS, **defaults}
+        self._random = random.Random(seed)
+        self._priorities = priorities
+
+    def build(
+        self, body: ChatRequest | CompletionRequest, prompts: Sequence[Sequence[int]], *, wanted: int | None, param: str
+    ) -> list[SamplingParams]:
+        """One set of parameters per prompt. `wanted`: output tokens asked for; None: all that the context leaves.
+
+        Raises `RequestError`, and `ContextOverflow` with the limit, the prompt's and the output's tokens.
+        """
+        self._check_shape(body, prompts)
+        given = {name: getattr(body, name) for name in _DEFAULTS if getattr(body, name) is not None}
+        stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+        sets = []
+        for prompt in prompts:
+            room = self.max_model_len - len(prompt)
+            if room < (1 if wanted is None else wanted) or room < 1:
+                raise ContextOverflow(limit=self.max_model_len, prompt=len(prompt), output=wanted or 1, param=param)
+            output = room if wanted is None else wanted
+            values = {**self._defaults, **given}
+            params = SamplingParams(
+                **{name: values[name] for name in _DEFAULTS},
+                seed=self._seed(body.seed),
+                max_tokens=output,
+                min_tokens=body.min_tokens,
+                stop=stop,
+                stop_token_ids=tuple(body.stop_token_ids or ()),
+                eos_token_ids=self._eos,
+                ignore_eos=body.ignore_eos,
+                include_stop_str_in_output=body.include_stop_str_in_output,
+                skip_special_tokens=body.skip_special_tokens,
+                logit_bias=_logit_bias(body.logit_bias),
+            )
+            params.check_vocabulary(self.vocab_size)
+            sets.append(params)
+        return sets
+
+    def _seed(self, seed: int | None) -> int:
+        if seed is None:
+            return self._random.getrandbits(64)
+        if not -(1 << 63) <= seed < 1 << 64:
+            raise RequestError(f"seed must fit in 64 bits, got {seed}.", param="seed")
+        return seed % (1 << 64)
+
+    def _check_shape(self, body: ChatRequest | CompletionRequest, prompts: Sequence[Sequence[int]]) -> None:
+        if not 1 <= body.n <= MAX_CHOICES:
+            raise RequestError(f"n must be between 1 and {MAX_CHOICES}, got {body.n}.", param="n")
+        if len(prompts) > MAX_BATCH:
+            raise RequestError(f"prompt takes at most {MAX_BATCH} prompts, got {len(prompts)}.", param="prompt")
+        if body.stream_options is not None and not body.stream:
+            raise RequestError("stream_options is allowed only when stream is true.", param="stream_options")
+        if body.priority != 0 and not self._priorities:
+            raise RequestError("priority needs an engine started with --scheduling-policy priority.", param="priority")
+        if not -(1 << 31) <= body.priority < 1 << 31:
+            raise RequestError(f"priority must fit in 32 bits, got {body.priority}.", param="priority")
+        for index, prompt in enumerate(prompts):
+            if not prompt:
+                where = f"prompt {index} of {len(prompts)}" if len(prompts) > 1 else "the prompt"
+                raise RequestError(f"{where} is empty: it must hold at least one token.", param="prompt")
+            self._check_ids(prompt)
+
+    def _check_ids(self, prompt: Sequence[int]) -> None:
+        if not 0 <= min(prompt) <= max(prompt) < self.vocab_size:
+            wrong = next(token for token in prompt if not 0 <= token < self.vocab_size)
+            raise RequestError(f"token id {wrong} is out of vocabulary (0..{self.vocab_size - 1}).", param="prompt")
+
+
+def chat_output_tokens(body: ChatRequest) -> int | None:
+    """`max_completion_tokens`, or its older name; both only if they agree."""
+    new, old = body.max_completion_tokens, body.max_tokens
+    if new is not None and old is not None and new != old:
+        raise RequestError("max_tokens and max_completion_tokens differ; send one of them.", param="max_tokens")
+    wanted = new if new is not None else old
+    if wanted is not None and wanted < 1:
+        param = "max_completion_tokens" if new is not None else "max_tokens"
+        raise RequestError(f"{param} must be at least 1, got {wanted}.", param=param)
+    return wanted
+
+
+def completion_output_tokens(body: CompletionRequest) -> int:
+    """OpenAI's default is 16; 0 is meant only to have the prompt echoed."""
+    wanted = 16 if body.max_tokens is None else body.max_tokens
+    if wanted < (0 if body.echo else 1):
+        raise RequestError(f"max_tokens must be at least 1 (0 only with echo), got {wanted}.", param="max_tokens")
+    return wanted
+
+
+def _logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for key, value in (given or {}).items():
+        if not (key.isascii() and key.isdigit()):
+            raise RequestError(f"logit_bias takes token ids as keys, got {key!r}.", param="logit_bias")
+        bias[int(key)] = value
+    return bias

@@ -1,0 +1,169 @@
+"""What the endpoints need: the engine, the text side of the model, and how a request becomes a generation."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..async_engine import AsyncEngine, FinishedUsage
+from ..chat_template import ChatTemplate
+from ..config import ServerConfig
+from ..errors import EngineDead, Overloaded, RequestError
+from ..generation import Generation, GenerationRequest, Usage
+from ..tokenizer import Tokenizer
+from .http import HttpError
+from .requests import ChatRequest, CompletionRequest, TokenizeRequest
+from .sampling import ParameterBuilder, chat_output_tokens, completion_output_tokens
+
+SMALL_TEXT = 4_096
+"""Characters below which tokenising on the event loop is cheaper than a thread."""
+
+
+@dataclass(slots=True)
+class Service:
+    """One served model. `parameters` is set once the core has said what fits."""
+
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    names: tuple[str, ...]
+    settings: ServerConfig
+    created_s: int
+    version: str
+    parameters: ParameterBuilder | None = None
+
+    def core_is_ready(self) -> None:
+        """Builds what depends on the loaded model."""
+        ready = self.engine.ready
+        assert ready is not None
+        config = self.engine.config
+        self.parameters = ParameterBuilder(
+            max_model_len=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+            eos_token_ids=self.tokenizer.special.eos_ids,
+            defaults=self.tokenizer.sampling_defaults if self.settings.generation_config == "auto" else {},
+            seed=config.seed,
+            priorities=config.scheduling_policy == "priority",
+        )
+
+    def require_ready(self) -> ParameterBuilder:
+        if self.engine.dead is not None:
+            raise EngineDead(self.engine.dead)
+        if self.parameters is None:
+            raise Overloaded(f"The model is still loading ({self.engine.progress}).", retry_after_s=2)
+        return self.parameters
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name not in self.names:
+            raise HttpError(
+                404,
+                f"The model `{name}` does not exist; this engine serves {', '.join(self.names)}.",
+                param="model",
+                code="model_not_found",
+            )
+
+    def check_key(self, headers: Mapping[bytes, bytes]) -> None:
+        """Raises 401 when a key is configured and the caller's is another; compared in constant time."""
+        if self.settings.api_key is None:
+            return
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        fits = hmac.compare_digest(given.strip(), self.settings.api_key.encode())
+        if scheme.lower() != b"bearer" or not fits:
+            raise HttpError(401, "Incorrect API key provided.", kind="authentication_error", code="invalid_api_key")
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) <= SMALL_TEXT:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+    def render(self, body: ChatRequest | TokenizeRequest) -> str:
+        """The prompt's text. Raises `RequestError` with the template's own words."""
+        if self.template is None:
+            raise RequestError(
+                "This model has no chat template: use /v1/completions, or start the engine with --chat-template.",
+                param="messages",
+            )
+        if not body.messages:
+            raise RequestError("messages must hold at least one message.", param="messages")
+        return self.template.render(
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+            continue_final_message=body.continue_final_message,
+            extra=body.chat_template_kwargs,
+        )
+
+    async def start_chat(self, body: ChatRequest, request_id: str) -> Generation:
+        builder = self.require_ready()
+        self.check_model(body.model)
+        wanted = chat_output_tokens(body)
+        text = self.render(body)
+        prompt = await self.encode(text, add_special_tokens=body.add_special_tokens)
+        params = builder.build(body, [prompt], wanted=wanted, param="messages")
+        return self._submit(body, request_id, [prompt], params)
+
+    async def start_completion(self, body: CompletionRequest, request_id: str) -> Generation:
+        builder = self.require_ready()
+        self.check_model(body.model)
+        wanted = completion_output_tokens(body)
+        prompts = await self._prompts(body)
+        params = builder.build(body, prompts, wanted=wanted, param="prompt")
+        return self._submit(body, request_id, prompts, params)
+
+    def _submit(
+        self, body: ChatRequest | CompletionRequest, request_id: str, prompts: list[list[int]], params: Sequence[Any]
+    ) -> Generation:
+        salt = hashlib.sha256(body.cache_salt.encode()).digest() if body.cache_salt else b""
+        return self.engine.submit(GenerationRequest(request_id, prompts, list(params), body.n, salt, body.priority))
+
+    async def _prompts(self, body: CompletionRequest) -> list[list[int]]:
+        """The four forms of `prompt`: a text, texts, token ids, lists of token ids."""
+        given = body.prompt
+        if isinstance(given, str):
+            given = [given]
+        if not given:
+            raise RequestError("prompt must hold at least one token.", param="prompt")
+        if _are_token_ids(given):
+            return [given]
+        prompts: list[list[int]] = []
+        for item in given:
+            if isinstance(item, str):
+                prompts.append(await self.encode(item, add_special_tokens=body.add_special_tokens))
+            elif isinstance(item, list) and _are_token_ids(item):
+                prompts.append(item)
+            else:
+                raise RequestError(
+                    "prompt must be a string, a list of strings, a list of token ids or a list of lists of token ids.",
+                    param="prompt",
+                )
+        return prompts
+
+    async def cancel(self, request_id: str) -> FinishedUsage | None:
+        """Aborts the request and returns what it used, once its pages are free; None for an unknown id."""
+        generation = self.engine.find(request_id)
+        if generation is not None:
+            self.engine.abort(generation)
+            await generation.ended.wait()
+        return self.engine.finished(request_id)
+
+
+def _are_token_ids(items: list[Any]) -> bool:
+    return all(isinstance(item, int) and not isinstance(item, bool) for item in items)
+
+
+def usage_body(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "metergate": {"compute_us": usage.compute_us},
+    }
+
+
+def now_s() -> int:
+    return int(time.time())
