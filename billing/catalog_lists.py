@@ -75,7 +75,9 @@ async def list_terms(
 
 async def list_price_books(connection: AsyncConnection, *, after: int = 0, limit: int) -> list[PriceBookRow]:
     books, rows = tables.price_books.c, tables.price_rows.c
-    added = select(func.count()).where(rows.book_version == books.version).correlate(tables.price_books).scalar_subquery()
+    added = (
+        select(func.count()).where(rows.book_version == books.version).correlate(tables.price_books).scalar_subquery()
+    )
     query = (
         select(books.version, books.published_at_us, books.hash, books.note, added.label("added"))
         .where(books.version > after)
@@ -97,5 +99,7 @@ async def _page(
     after: int,
     limit: int,
 ) -> Sequence[Row[Any]]:
-    query = select(*(table.c[name] for name in fields)).where(table.c.id > after, *where).order_by(table.c.id).limit(limit)
+    query = (
+        select(*(table.c[name] for name in fields)).where(table.c.id > after, *where).order_by(table.c.id).limit(limit)
+    )
     return (await connection.execute(query)).all()

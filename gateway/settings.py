@@ -180,7 +180,9 @@ def _check(settings: Settings, source: Source) -> None:
 def _check_url(url: str, schemes: tuple[str, ...], source: Source, name: str) -> None:
     scheme = url.partition(":")[0].partition("+")[0]
     if scheme not in schemes:
-        raise source.error((name,), f"{redact_url(url)!r} must begin with {' or '.join(f'{known}:' for known in schemes)}")
+        raise source.error(
+            (name,), f"{redact_url(url)!r} must begin with {' or '.join(f'{known}:' for known in schemes)}"
+        )
 
 
 def _check_listen(text: str, source: Source, name: str) -> None:
@@ -202,7 +204,9 @@ def _check_provider(name: str, provider: ProviderSettings, source: Source) -> No
     elif provider.kind == "openai":
         raise source.error(path, "lacks `base_url`, which a provider of kind openai needs")
     elif provider.model is None:
-        raise source.error(path, "lacks `model` (the bundled engine's) or `base_url` (of an engine that runs elsewhere)")
+        raise source.error(
+            path, "lacks `model` (the bundled engine's) or `base_url` (of an engine that runs elsewhere)"
+        )
     if provider.engine_args and (provider.kind != "engine" or provider.base_url is not None):
         raise source.error((*path, "engine_args"), "applies only to the bundled engine (kind engine, no base_url)")
 
@@ -212,7 +216,9 @@ def _check_models(settings: Settings, source: Source) -> None:
     for index, model in enumerate(settings.models):
         path = ("models", index)
         if model.name in seen:
-            raise source.error((*path, "name"), f"the model {model.name!r} is listed twice; put all routes into one entry")
+            raise source.error(
+                (*path, "name"), f"the model {model.name!r} is listed twice; put all routes into one entry"
+            )
         seen.add(model.name)
         if model.context_window and model.max_output_tokens and model.max_output_tokens > model.context_window:
             raise source.error((*path, "max_output_tokens"), f"exceeds the context_window of {model.context_window}")

@@ -24,7 +24,9 @@ Path_ = tuple[str | int, ...]
 PREFIX: Final = "METERGATE_"
 NOT_SETTINGS: Final = frozenset({"METERGATE_CONFIG", "METERGATE_URL"})
 """Variables of the command line (`--config`, the address of the admin API), not of the configuration."""
-FOREIGN: Final = re.compile(r"METERGATE_(?:(?:\w+_)?SERVICE_(?:HOST|PORT)(?:_\w+)?|(?:\w+_)?PORT(?:_\d+_(?:TCP|UDP)(?:_\w+)?)?)$")
+FOREIGN: Final = re.compile(
+    r"METERGATE_(?:(?:\w+_)?SERVICE_(?:HOST|PORT)(?:_\w+)?|(?:\w+_)?PORT(?:_\d+_(?:TCP|UDP)(?:_\w+)?)?)$"
+)
 """What Kubernetes injects for a Service whose name begins with `metergate`."""
 
 
@@ -86,7 +88,9 @@ def read_source(path: Path, environ: Mapping[str, str], settings_type: type) -> 
         if tree is not None and not isinstance(tree, dict):
             raise SettingsError(f"{path}:1: the configuration must be a mapping of settings, such as `providers: …`")
         source.tree = tree or {}
-    for name in sorted((name for name in environ if name.startswith(PREFIX)), key=lambda name: (name.count("__"), name)):
+    for name in sorted(
+        (name for name in environ if name.startswith(PREFIX)), key=lambda name: (name.count("__"), name)
+    ):
         if name not in NOT_SETTINGS and not FOREIGN.match(name):
             _overlay(source, settings_type, name, environ[name])
     return source

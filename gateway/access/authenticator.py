@@ -59,7 +59,9 @@ class Authenticator:
                 retry_after_s=_RETRY_AFTER_S,
             )
         if key is None:
-            raise errors.unauthorized("No API key provided. Send one as 'Authorization: Bearer <key>' or 'x-api-key: <key>'.")
+            raise errors.unauthorized(
+                "No API key provided. Send one as 'Authorization: Bearer <key>' or 'x-api-key: <key>'."
+            )
         identity = self._catalog.snapshot.keys.get(digest(self.pepper, key)) if looks_like_key(key) else None
         if identity is None:
             raise errors.unauthorized()

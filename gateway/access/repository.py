@@ -87,9 +87,7 @@ async def pepper_fingerprint(connection: AsyncConnection) -> str | None:
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-async def insert_key(
-    connection: AsyncConnection, row: KeyRow, new: NewKey
-) -> None:
+async def insert_key(connection: AsyncConnection, row: KeyRow, new: NewKey) -> None:
     """Store a new key and the digest of its secret."""
     values = {
         "id": row.id,
@@ -104,9 +102,7 @@ async def insert_key(
     await _insert_secret(connection, row.id, new.digest, row.created_at_us)
 
 
-async def update_key(
-    connection: AsyncConnection, key_id: str, *, name: str, policy: KeyPolicy, version: int
-) -> bool:
+async def update_key(connection: AsyncConnection, key_id: str, *, name: str, policy: KeyPolicy, version: int) -> bool:
     """Change what a key may do. False when it is unknown or revoked: an edit in flight never brings a key back."""
     query = (
         sa.update(api_keys)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 from litestar import Controller, get, post
+from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Meta, Struct
 
 from billing.budgets import BudgetRow, create_budget, end_budget, get_budget, list_budgets
@@ -52,7 +53,7 @@ class BudgetsController(Controller):
     tags: ClassVar[list[str]] = ["budgets"]
 
     @post(summary="Create a budget")
-    async def create(self, data: CreateBudget, rooms: Injected) -> BudgetView:
+    async def create(self, data: JSONBody[CreateBudget], rooms: Injected) -> BudgetView:
         async with rooms.write() as write:
             if data.scope == "key" and data.scope_id is not None:
                 await _check_key_currency(write, data.scope_id, data.currency)
@@ -70,7 +71,7 @@ class BudgetsController(Controller):
 
     @get(summary="List budgets")
     async def index(
-        self, rooms: Injected, ended: bool = False, cursor: Cursor = None, limit: Limit = DEFAULT_LIMIT
+        self, rooms: Injected, ended: FromQuery[bool] = False, cursor: Cursor = None, limit: Limit = DEFAULT_LIMIT
     ) -> BudgetPage:
         after = decode_cursor(cursor, int) or 0
         async with rooms.read() as connection:
@@ -79,7 +80,7 @@ class BudgetsController(Controller):
         return BudgetPage([_view(row) for row in page], next_cursor)
 
     @get("/{budget_id:int}", summary="One budget")
-    async def one(self, budget_id: int, rooms: Injected) -> BudgetView:
+    async def one(self, budget_id: FromPath[int], rooms: Injected) -> BudgetView:
         async with rooms.read() as connection:
             row = await get_budget(connection, budget_id)
         if row is None:
@@ -87,7 +88,7 @@ class BudgetsController(Controller):
         return _view(row)
 
     @post("/{budget_id:int}/end", status_code=200, summary="End a budget; ending it twice changes nothing")
-    async def end(self, budget_id: int, rooms: Injected) -> BudgetView:
+    async def end(self, budget_id: FromPath[int], rooms: Injected) -> BudgetView:
         async with rooms.write() as write:
             row = await end_budget(write.connection, budget_id)
         return _view(row)

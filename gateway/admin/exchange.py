@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 from litestar import Controller, get, post
-from litestar.params import Parameter
+from litestar.params import JSONBody, QueryParameter
 from msgspec import Struct
 
 from billing.catalog_lists import list_rates, list_terms
@@ -18,7 +18,7 @@ from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, cut, decode_curso
 from gateway.admin.services import Injected
 from gateway.admin.texts import Currency, Decimal, Moment, Note, Text, moment_us
 
-Filter = Annotated[str | None, Parameter(max_length=300)]
+Filter = Annotated[str | None, QueryParameter(max_length=300)]
 
 
 class PostRate(Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,7 +60,7 @@ class RatesController(Controller):
     tags: ClassVar[list[str]] = ["rates"]
 
     @post(summary="Record a rate")
-    async def create(self, data: PostRate, rooms: Injected) -> RateView:
+    async def create(self, data: JSONBody[PostRate], rooms: Injected) -> RateView:
         effective_from_us = moment_us(data.effective_from, "effective_from")
         async with rooms.write() as write:
             row = await record_rate(
@@ -96,7 +96,7 @@ class TermsController(Controller):
     tags: ClassVar[list[str]] = ["terms"]
 
     @post(summary="Record settlement terms")
-    async def create(self, data: PostTerms, rooms: Injected) -> TermsView:
+    async def create(self, data: JSONBody[PostTerms], rooms: Injected) -> TermsView:
         if (data.team_id is None) == (data.provider is None):
             raise invalid("team_id: give exactly one of team_id and provider", "team_id")
         effective_from_us = moment_us(data.effective_from, "effective_from")

@@ -39,16 +39,18 @@ def presented_key(connection: ASGIConnection[Any, Any, Any, Any]) -> bytes | Non
     return api_key.encode("latin-1") if api_key else None
 
 
-def refuse_unknown_query(request: Request[Any, Any, Any]) -> None:
+async def refuse_unknown_query(request: Request[Any, Any, Any]) -> None:
     """A misspelt filter would answer for everything instead of nothing: 422 names it, and one given twice."""
-    known = request.route_handler.parsed_fn_signature.parameters
-    for name in request.query_params.keys():
-        if name not in known or name in request.path_params:
-            raise invalid(f"{name}: unknown query parameter; known: {', '.join(_query_names(request)) or 'none'}", name)
+    known = _query_names(request)
+    for name, _ in request.query_params.multi_items():
+        if name not in known:
+            raise invalid(f"{name}: unknown query parameter; known: {', '.join(known) or 'none'}", name)
         if len(request.query_params.getall(name)) > 1:
             raise invalid(f"{name}: is given more than once", name)
 
 
 def _query_names(request: Request[Any, Any, Any]) -> list[str]:
-    reserved = {"self", "data", "request", *request.path_params}
-    return sorted(name for name in request.route_handler.parsed_fn_signature.parameters if name not in reserved)
+    """The handler's parameters that neither the path, the body nor a dependency fills."""
+    handler = request.route_handler
+    filled = {"self", "data", "request", *request.path_params, *handler.resolve_dependencies()}
+    return sorted(name for name in handler.parsed_fn_signature.parameters if name not in filled)

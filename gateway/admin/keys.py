@@ -8,6 +8,7 @@ from ipaddress import ip_network
 from typing import Annotated, Any, ClassVar
 
 from litestar import Controller, get, patch, post
+from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from billing.teams import get_team
@@ -27,7 +28,8 @@ DEFAULT_GRACE_S = 86_400
 LimitValue = Annotated[int, Meta(ge=0, le=MAX_LIMIT)] | None
 Names = Annotated[list[Text], Meta(max_length=1000)]
 Tags = Annotated[
-    dict[Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")], Annotated[str, Meta(max_length=256)]], Meta(max_length=32)
+    dict[Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")], Annotated[str, Meta(max_length=256)]],
+    Meta(max_length=32),
 ]
 
 
@@ -65,9 +67,9 @@ class ChangeKey(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RotateKey(Struct, frozen=True, forbid_unknown_fields=True):
-    grace_period_s: Annotated[int, Meta(ge=0, le=MAX_GRACE_S, description="How long the former secret still works.")] = (
-        DEFAULT_GRACE_S
-    )
+    grace_period_s: Annotated[
+        int, Meta(ge=0, le=MAX_GRACE_S, description="How long the former secret still works.")
+    ] = DEFAULT_GRACE_S
 
 
 class KeyView(Struct, frozen=True, kw_only=True):
@@ -101,7 +103,7 @@ class KeysController(Controller):
     tags: ClassVar[list[str]] = ["keys"]
 
     @post(summary="Create a key; it is shown once")
-    async def create(self, data: CreateKey, rooms: Injected) -> NewKeyView:
+    async def create(self, data: JSONBody[CreateKey], rooms: Injected) -> NewKeyView:
         policy = _changed(KeyPolicy(), ChangeKey(**{name: getattr(data, name) for name in _POLICY_FIELDS}))
         new = new_key(rooms.services.authenticator.pepper)
         async with rooms.write() as write:
@@ -117,7 +119,7 @@ class KeysController(Controller):
     async def index(
         self,
         rooms: Injected,
-        team_id: str | None = None,
+        team_id: FromQuery[str | None] = None,
         cursor: Cursor = None,
         limit: Limit = DEFAULT_LIMIT,
     ) -> KeyPage:
@@ -128,7 +130,7 @@ class KeysController(Controller):
         return KeyPage([KeyView(**_fields(row)) for row in page], next_cursor)
 
     @get("/{key_id:str}", summary="One key")
-    async def one(self, key_id: str, rooms: Injected) -> KeyView:
+    async def one(self, key_id: FromPath[str], rooms: Injected) -> KeyView:
         async with rooms.read() as connection:
             row = await repository.get_key(connection, key_id)
         if row is None:
@@ -136,7 +138,7 @@ class KeysController(Controller):
         return KeyView(**_fields(row))
 
     @patch("/{key_id:str}", summary="Change what a key may do")
-    async def change(self, key_id: str, data: ChangeKey, rooms: Injected) -> KeyView:
+    async def change(self, key_id: FromPath[str], data: JSONBody[ChangeKey], rooms: Injected) -> KeyView:
         async with rooms.write() as write:
             row = await _usable(write, key_id)
             row = replace(
@@ -151,7 +153,7 @@ class KeysController(Controller):
         return KeyView(**_fields(row))
 
     @post("/{key_id:str}/revoke", status_code=200, summary="End a key for good; saying it twice changes nothing")
-    async def revoke(self, key_id: str, rooms: Injected) -> KeyView:
+    async def revoke(self, key_id: FromPath[str], rooms: Injected) -> KeyView:
         async with rooms.write() as write:
             await repository.revoke_key(write.connection, key_id, at_us=now_us(), version=write.version)
             row = await repository.get_key(write.connection, key_id)
@@ -159,8 +161,14 @@ class KeysController(Controller):
             raise missing("key", key_id)
         return KeyView(**_fields(row))
 
-    @post("/{key_id:str}/rotate", status_code=200, summary="Give a key a new secret; the former one ends after a grace period")
-    async def rotate(self, key_id: str, rooms: Injected, data: RotateKey | None = None) -> NewKeyView:
+    @post(
+        "/{key_id:str}/rotate",
+        status_code=200,
+        summary="Give a key a new secret; the former one ends after a grace period",
+    )
+    async def rotate(
+        self, key_id: FromPath[str], rooms: Injected, data: JSONBody[RotateKey | None] = None
+    ) -> NewKeyView:
         grace_us = (data or RotateKey()).grace_period_s * 1_000_000
         at_us = now_us()
         async with rooms.write() as write:
@@ -212,7 +220,9 @@ def _network(text: str) -> str:
     try:
         return str(ip_network(text))
     except ValueError as error:
-        raise invalid(f"allowed_ips: {error}; write an address or a network such as 10.0.0.0/8", "allowed_ips") from error
+        raise invalid(
+            f"allowed_ips: {error}; write an address or a network such as 10.0.0.0/8", "allowed_ips"
+        ) from error
 
 
 def _fields(row: KeyRow) -> dict[str, Any]:

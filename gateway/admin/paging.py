@@ -8,15 +8,15 @@ from collections.abc import Callable
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
-from litestar.params import Parameter
+from litestar.params import QueryParameter
 
 from gateway.admin.failures import invalid
 
 MAX_LIMIT: Final = 1000
 DEFAULT_LIMIT: Final = 100
 
-Limit = Annotated[int, Parameter(ge=1, le=MAX_LIMIT, description=f"Rows per page, 1 to {MAX_LIMIT}.")]
-Cursor = Annotated[str | None, Parameter(max_length=500, description="`next_cursor` of the page before.")]
+Limit = Annotated[int, QueryParameter(ge=1, le=MAX_LIMIT, description=f"Rows per page, 1 to {MAX_LIMIT}.")]
+Cursor = Annotated[str | None, QueryParameter(max_length=500, description="`next_cursor` of the page before.")]
 
 Key = TypeVar("Key")
 Row = TypeVar("Row")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from litestar import Controller, get, post
-from litestar.params import Parameter
+from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
 from billing.catalog_lists import PriceBookRow, list_price_books, list_prices
@@ -21,7 +21,7 @@ from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, cut, decode_curso
 from gateway.admin.services import Injected
 from gateway.admin.texts import Currency, Decimal, Moment, Note, Text, moment, moment_us
 
-Filter = Annotated[str | None, Parameter(max_length=300)]
+Filter = Annotated[str | None, QueryParameter(max_length=300)]
 
 
 class PostPrice(Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,7 +74,7 @@ class PricesController(Controller):
     tags: ClassVar[list[str]] = ["prices"]
 
     @post(summary="Publish a price: a new version of the book")
-    async def create(self, data: PostPrice, rooms: Injected) -> PriceAnswer:
+    async def create(self, data: JSONBody[PostPrice], rooms: Injected) -> PriceAnswer:
         amounts = [amount for amount in (data.amount_per_mtok, data.amount) if amount is not None]
         if len(amounts) != 1:
             raise invalid("amount_per_mtok: give it, or amount, and not both", "amount_per_mtok")
@@ -103,7 +103,9 @@ class PricesController(Controller):
         provider: Filter = None,
         model: Filter = None,
         token_class: Filter = None,
-        version: Annotated[int | None, Parameter(ge=0, description="Only rows that this version of the book holds.")] = None,
+        version: Annotated[
+            int | None, QueryParameter(ge=0, description="Only rows that this version of the book holds.")
+        ] = None,
         cursor: Cursor = None,
         limit: Limit = DEFAULT_LIMIT,
     ) -> PricePage:

@@ -6,9 +6,10 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Protocol
 
-from litestar.params import Dependency
+from litestar.di import NamedDependency
+from litestar.params import SkipValidation
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.database import bump_catalog_version, reading
@@ -68,4 +69,4 @@ class Rooms:
             logger.warning("written, but the catalog could not be read back at once: %s", type(error).__name__)
 
 
-Injected = Annotated[Rooms, Dependency(skip_validation=True)]
+Injected = NamedDependency[SkipValidation[Rooms]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 from litestar import Controller, get, patch, post
+from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from billing.checks import parse_field
@@ -57,7 +58,7 @@ class TeamsController(Controller):
     tags: ClassVar[list[str]] = ["teams"]
 
     @post(summary="Create a team")
-    async def create(self, data: CreateTeam, rooms: Injected) -> TeamView:
+    async def create(self, data: JSONBody[CreateTeam], rooms: Injected) -> TeamView:
         credit_limit_nano = _nano(data.credit_limit)
         async with rooms.write() as write:
             row = await create_team(
@@ -78,7 +79,7 @@ class TeamsController(Controller):
         return TeamPage([_view(row) for row in page], next_cursor)
 
     @get("/{team_id:str}", summary="One team")
-    async def one(self, team_id: str, rooms: Injected) -> TeamView:
+    async def one(self, team_id: FromPath[str], rooms: Injected) -> TeamView:
         async with rooms.read() as connection:
             row = await get_team(connection, team_id)
         if row is None:
@@ -86,7 +87,7 @@ class TeamsController(Controller):
         return _view(row)
 
     @patch("/{team_id:str}", summary="Change a team")
-    async def change(self, team_id: str, data: ChangeTeam, rooms: Injected) -> TeamView:
+    async def change(self, team_id: FromPath[str], data: JSONBody[ChangeTeam], rooms: Injected) -> TeamView:
         changes: dict[str, Any] = {}
         for name in ("name", "billing", "lost_charge"):
             if getattr(data, name) is not UNSET:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 from litestar import Controller, get
-from litestar.params import Parameter
+from litestar.params import FromPath, FromQuery, QueryParameter
 from msgspec import Struct
 
 from billing.errors import InvalidQuery
@@ -24,9 +24,21 @@ from gateway.admin.texts import moment_us
 
 DEFAULT_RANGE_US = 30 * DAY_US
 
-Id = Annotated[str | None, Parameter(max_length=200)]
-Start = Annotated[str | None, Parameter(max_length=40, description="RFC 3339, inside the range; taken down to the quarter-hour.")]
-End = Annotated[str | None, Parameter(max_length=40, description="RFC 3339, outside the range; taken up to the quarter-hour.")]
+Id = Annotated[str | None, QueryParameter(max_length=200)]
+Start = Annotated[
+    str | None,
+    QueryParameter(max_length=40, description="RFC 3339, inside the range; sums take the quarter-hour around it."),
+]
+End = Annotated[
+    str | None,
+    QueryParameter(max_length=40, description="RFC 3339, outside the range; sums take it up to the quarter-hour."),
+]
+Interval = Annotated[str, QueryParameter(max_length=20, description="hour, day or month")]
+TimeZone = Annotated[str, QueryParameter(max_length=64, description="IANA name; its days may have 23 or 25 hours.")]
+GroupBy = Annotated[
+    str | None,
+    QueryParameter(max_length=200, description="Comma-separated: team, key, model, provider, provider_model."),
+]
 
 
 class BucketView(UsageBucket, frozen=True):
@@ -56,15 +68,15 @@ class UsageController(Controller):
         rooms: Injected,
         start: Start = None,
         end: End = None,
-        interval: Annotated[str, Parameter(description="hour, day or month")] = "day",
-        timezone: Annotated[str, Parameter(max_length=64, description="IANA name; its days may have 23 or 25 hours.")] = "UTC",
-        group_by: Annotated[str | None, Parameter(max_length=200, description="Comma-separated: team, key, model, provider.")] = None,
+        interval: Interval = "day",
+        timezone: TimeZone = "UTC",
+        group_by: GroupBy = None,
         team_id: Id = None,
         key_id: Id = None,
         model: Id = None,
         provider: Id = None,
         cursor: Cursor = None,
-        limit: Annotated[int, Parameter(ge=1, le=MAX_BUCKETS)] = 200,
+        limit: Annotated[int, QueryParameter(ge=1, le=MAX_BUCKETS)] = 200,
     ) -> BucketPage:
         start_us, end_us = _range(start, end)
         async with rooms.read() as connection:
@@ -92,9 +104,9 @@ class UsageController(Controller):
         model: Id = None,
         provider: Id = None,
         status: Id = None,
-        unpriced: bool | None = None,
+        unpriced: FromQuery[bool | None] = None,
         cursor: Cursor = None,
-        limit: Annotated[int, Parameter(ge=1, le=MAX_PAGE)] = 50,
+        limit: Annotated[int, QueryParameter(ge=1, le=MAX_PAGE)] = 50,
     ) -> RequestPage:
         filters = UsageFilters(
             team_id, key_id, model, provider, status, unpriced, moment_us(start, "start"), moment_us(end, "end")
@@ -104,7 +116,7 @@ class UsageController(Controller):
         return RequestPage(page.data, page.next_cursor)
 
     @get("/requests/{request_id:str}", summary="One request: its lines, price rows, rates, terms and attempts")
-    async def one(self, request_id: str, rooms: Injected) -> UsageView:
+    async def one(self, request_id: FromPath[str], rooms: Injected) -> UsageView:
         try:
             identifier = parse_request_id(request_id, "id")
         except InvalidQuery as error:

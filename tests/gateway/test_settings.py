@@ -105,7 +105,10 @@ def test_text_that_looks_like_a_number_stays_text_where_text_is_meant(tmp_path: 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (MINIMAL + "databse_url: x\n", "DIR/gateway.yaml:12: databse_url: unknown setting; did you mean `database_url`?"),
+        (
+            MINIMAL + "databse_url: x\n",
+            "DIR/gateway.yaml:12: databse_url: unknown setting; did you mean `database_url`?",
+        ),
         (
             MINIMAL.replace("base_url", "base_ulr"),
             "DIR/gateway.yaml:4: providers.deepseek.base_ulr: unknown setting; did you mean `base_url`?",
@@ -127,13 +130,19 @@ def test_text_that_looks_like_a_number_stays_text_where_text_is_meant(tmp_path: 
             "DIR/gateway.yaml:12: journal.fsync_ms: Expected `int`, got `str` ('soon')",
         ),
         (MINIMAL + "home: a\nhome: b\n", "DIR/gateway.yaml:13: home: is set twice; keep one"),
-        (MINIMAL + "home: [\n", "DIR/gateway.yaml:13: not valid YAML: expected the node content, but found '<stream end>'"),
+        (
+            MINIMAL + "home: [\n",
+            "DIR/gateway.yaml:13: not valid YAML: expected the node content, but found '<stream end>'",
+        ),
         ("- a\n", "DIR/gateway.yaml:1: the configuration must be a mapping of settings, such as `providers: …`"),
         (
             MINIMAL.replace('    base_url: "https://api.example.com/v1"\n', ""),
             "DIR/gateway.yaml:2: providers.deepseek: lacks `base_url`, which a provider of kind openai needs",
         ),
-        (MINIMAL.replace("kind: openai\n", "price_as: x\n"), "DIR/gateway.yaml:2: providers.deepseek: lacks `kind`, which must be set"),
+        (
+            MINIMAL.replace("kind: openai\n", "price_as: x\n"),
+            "DIR/gateway.yaml:2: providers.deepseek: lacks `kind`, which must be set",
+        ),
         (
             MINIMAL.replace("max_output_tokens: 8192", "max_output_tokens: 999999"),
             "DIR/gateway.yaml:9: models[0].max_output_tokens: exceeds the context_window of 131072",
@@ -142,7 +151,10 @@ def test_text_that_looks_like_a_number_stays_text_where_text_is_meant(tmp_path: 
             MINIMAL + "trusted_proxies: [10.0.0.0/40]\n",
             "DIR/gateway.yaml:12: trusted_proxies[0]: '10.0.0.0/40' is no IP address or network, such as 10.0.0.0/8",
         ),
-        (MINIMAL + "admin_listen: '8001'\n", "DIR/gateway.yaml:12: admin_listen: '8001' must be HOST:PORT, such as 127.0.0.1:8000 or [::]:8000"),
+        (
+            MINIMAL + "admin_listen: '8001'\n",
+            "DIR/gateway.yaml:12: admin_listen: '8001' must be HOST:PORT, such as 127.0.0.1:8000 or [::]:8000",
+        ),
         (
             MINIMAL + "database_url: mysql://u:pw@h/d\n",
             "DIR/gateway.yaml:12: database_url: 'mysql://u:***@h/d' must begin with sqlite: or postgresql: or postgres:",
@@ -158,8 +170,16 @@ def test_a_mistake_is_refused_with_its_line_its_name_and_the_remedy(tmp_path: Pa
     [
         ("METERGATE_DATABSE_URL", "x", "METERGATE_DATABSE_URL: no such setting; did you mean `database_url`?"),
         ("METERGATE_JOURNAL__FSYNK", "x", "METERGATE_JOURNAL__FSYNK: no such setting; did you mean `fsync`?"),
-        ("METERGATE_JOURNAL__FSYNC_MS", "ten", "METERGATE_JOURNAL__FSYNC_MS: journal.fsync_ms: Expected `int`, got `str` ('ten')"),
-        ("METERGATE_MODELS__9__NAME", "x", "METERGATE_MODELS__9__NAME: no entry '9'; use an index from 0 to 1 or the entry's name"),
+        (
+            "METERGATE_JOURNAL__FSYNC_MS",
+            "ten",
+            "METERGATE_JOURNAL__FSYNC_MS: journal.fsync_ms: Expected `int`, got `str` ('ten')",
+        ),
+        (
+            "METERGATE_MODELS__9__NAME",
+            "x",
+            "METERGATE_MODELS__9__NAME: no entry '9'; use an index from 0 to 1 or the entry's name",
+        ),
     ],
 )
 def test_a_mistake_in_the_environment_is_refused_by_the_variables_name(
@@ -209,7 +229,9 @@ def test_rule_27_a_secret_never_prints(tmp_path: Path) -> None:
     settings = load(tmp_path, METERGATE_DATABASE_URL="postgresql://u:hunter2hunter2@h/d")
     secret = settings.providers["deepseek"].api_key
     assert secret is not None
-    shown = f"{settings!r} {settings} {settings.providers!r} {secret} {secret!r} {secret:>10} {[secret]} {'%s' % secret}"
+    shown = (
+        f"{settings!r} {settings} {settings.providers!r} {secret} {secret!r} {secret:>10} {[secret]} {'%s' % secret}"
+    )
     assert "sk-upstream" not in shown
     assert "hunter2" not in shown
     assert copy.deepcopy(secret) is secret

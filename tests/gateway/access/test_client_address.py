@@ -27,7 +27,9 @@ PROXIES = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
         ("10.0.0.1", ["198.51.100.1\xff"], None),
     ],
 )
-def test_rule_32c_the_caller_is_the_rightmost_untrusted_hop(peer: str | None, forwarded: list[str], caller: str | None) -> None:
+def test_rule_32c_the_caller_is_the_rightmost_untrusted_hop(
+    peer: str | None, forwarded: list[str], caller: str | None
+) -> None:
     headers = [text.encode("latin-1") for text in forwarded]
     assert client_address(peer, headers, PROXIES) == (None if caller is None else ip_address(caller))
 

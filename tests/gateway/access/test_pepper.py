@@ -39,7 +39,9 @@ def test_parallel_first_starts_agree_on_one_pepper(tmp_path: Path) -> None:
 def test_rule_32a_another_pepper_than_the_databases_is_refused() -> None:
     mine, other = Pepper(b"a" * 32, "var/key-pepper"), Pepper(b"b" * 32, "elsewhere")
     mine.check(mine.fingerprint)
-    with pytest.raises(PepperError, match="from var/key-pepper is not the one .* put the original key-pepper file back"):
+    with pytest.raises(
+        PepperError, match="from var/key-pepper is not the one .* put the original key-pepper file back"
+    ):
         mine.check(other.fingerprint)
 
 
