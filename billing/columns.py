@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Boolean, Dialect, Integer, LargeBinary, Text, types
+from sqlalchemy import BigInteger, Boolean, Dialect, Integer, LargeBinary, types
 from sqlalchemy.dialects import postgresql, sqlite
 
 Int64 = BigInteger().with_variant(sqlite.INTEGER(), "sqlite")

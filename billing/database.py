@@ -74,7 +74,7 @@ async def reading(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
 
 async def catalog_version(connection: AsyncConnection) -> int:
     """The version of everything a gateway keeps in memory: teams, keys, prices, rates, terms, budgets."""
-    version = await connection.scalar(select(tables.catalog_version.c.version))
+    version: int | None = await connection.scalar(select(tables.catalog_version.c.version))
     if version is None:
         raise BillingError("the database has no catalog_version row; run `metergate db upgrade`")
     return version
@@ -83,7 +83,9 @@ async def catalog_version(connection: AsyncConnection) -> int:
 async def bump_catalog_version(connection: AsyncConnection) -> int:
     """First statement of every catalog write: it takes the lock that makes writers queue, so that ids commit in order."""
     table = tables.catalog_version
-    version = await connection.scalar(update(table).values(version=table.c.version + 1).returning(table.c.version))
+    version: int | None = await connection.scalar(
+        update(table).values(version=table.c.version + 1).returning(table.c.version)
+    )
     if version is None:
         raise BillingError("the database has no catalog_version row; run `metergate db upgrade`")
     return version

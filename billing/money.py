@@ -50,9 +50,9 @@ def parse_scaled(text: str, scale: int, what: str) -> int:
     assert isinstance(exponent, int)
     count = int("".join(map(str, digits))) * (-1 if sign else 1)
     if exponent >= 0:
-        scaled, remainder = count * 10**exponent * scale, 0
+        scaled, remainder = count * int(10**exponent) * scale, 0
     else:
-        scaled, remainder = divmod(count * scale, 10**-exponent)
+        scaled, remainder = divmod(count * scale, int(10**-exponent))
     if remainder:
         raise InvalidAmount(f"{what}: {text!r} has more than {len(str(scale)) - 1} decimals")
     if abs(scaled) > INT64_MAX:

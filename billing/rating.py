@@ -145,7 +145,9 @@ def rate(
     )
 
 
-def quantities(books: Books, pins: Pins, at_us: int, attempt: AttemptUsage) -> list[tuple[TokenClass, int, PriceRow | None]]:
+def quantities(
+    books: Books, pins: Pins, at_us: int, attempt: AttemptUsage
+) -> list[tuple[TokenClass, int, PriceRow | None]]:
     """The classes of one attempt with their quantities and price rows. A request fee applies once where the book has one,
     whether the adapter counted the request or not; where it has none, the count is no gap in the book."""
     usage = attempt.usage
@@ -362,7 +364,9 @@ def check_settleable(
     if row is None and books.prices.covers(price_list, model, at_us=at_us, version=pins.book):
         row = books.prices.find(price_list, model, TokenClass.REQUEST, at_us=at_us, version=pins.book)
     if row is None:
-        raise NoPrice(f"no price for {token_class} of {model} on price list {price_list}; publish one before calling it")
+        raise NoPrice(
+            f"no price for {token_class} of {model} on price list {price_list}; publish one before calling it"
+        )
     _settled_quote(books, pins, at_us, payer, row.currency)
 
 

@@ -336,9 +336,7 @@ rollup_traffic = Table(
     "rollup_traffic",
     metadata,
     *(
-        _count(name, primary_key=True, autoincrement=False)
-        if name == "bucket_us"
-        else _text(name, primary_key=True)
+        _count(name, primary_key=True, autoincrement=False) if name == "bucket_us" else _text(name, primary_key=True)
         for name in TRAFFIC_KEY
     ),
     *(_count(name) for name in TRAFFIC_SUMS),

@@ -1,7 +1,8 @@
 """Settlement terms: at which rate a team pays us, or we pay a provider, when the list price stands in another currency.
 
 `fixed` is an agreed rate (CNY 1 for each list USD 1) or, where the terms name none, the contract rate of the rate book;
-`market_plus_bps` is the reference rate plus basis points. Rows are append-only; the newest that has started applies, as the pinned version of the book knew it.
+`market_plus_bps` is the reference rate plus basis points. Rows are append-only; the newest that has started applies, as the
+pinned version of the book knew it.
 """
 
 from __future__ import annotations

@@ -64,7 +64,9 @@ def parse_time(text: str, field: str) -> int:
     except ValueError as error:
         raise InvalidTime(f"{field}: {text!r} is no RFC 3339 time such as 2026-01-01T00:00:00Z", field=field) from error
     if moment.tzinfo is None:
-        raise InvalidTime(f"{field}: {text!r} has no offset; end it with Z for UTC or with one such as +08:00", field=field)
+        raise InvalidTime(
+            f"{field}: {text!r} has no offset; end it with Z for UTC or with one such as +08:00", field=field
+        )
     return check_time(us_of(moment), field)
 
 

@@ -1,0 +1,126 @@
+"""Budgets: so much money per period for a key, a team or everybody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Row, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing import tables
+from billing.checks import parse_field
+from billing.currencies import check_currency
+from billing.database import bump_catalog_version
+from billing.errors import InvalidBudget, NotFound
+from billing.money import NANO
+from billing.periods import PERIODS, period_bounds, zone_of
+from billing.times import now_us
+
+__all__ = ["BudgetRow", "create_budget", "end_budget", "get_budget", "list_budgets", "period_bounds"]
+
+SCOPES: Final = ("team", "key", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRow:
+    """`amount_nano` of `currency` per period of `timezone`. Hard: a request that could exceed it is refused; else it is only
+    reported. Amount 0 allows nothing. An ended budget counts no more."""
+
+    id: int
+    scope: str
+    scope_id: str | None
+    amount_nano: int
+    currency: str
+    period: str
+    timezone: str
+    hard: bool
+    created_at_us: int = 0
+    ended_at_us: int | None = None
+
+
+async def create_budget(
+    connection: AsyncConnection,
+    *,
+    scope: str,
+    scope_id: str | None,
+    amount: str,
+    currency: str,
+    period: str,
+    timezone: str = "UTC",
+    hard: bool = True,
+) -> BudgetRow:
+    """Raises `InvalidBudget`, `InvalidAmount`, `InvalidCurrency`, `InvalidTime` or `NotFound`, each naming its field. A team's
+    budget stands in its settlement currency. Whether a key exists is for the keeper of the keys to check."""
+    if scope not in SCOPES:
+        raise InvalidBudget(f"scope: {scope!r} is none of {', '.join(SCOPES)}", field="scope")
+    if (scope == "all") != (scope_id is None):
+        raise InvalidBudget("scope_id: name the team or key; leave it out for scope all", field="scope_id")
+    if period not in PERIODS:
+        raise InvalidBudget(f"period: {period!r} is none of {', '.join(PERIODS)}", field="period")
+    check_currency(currency, "currency")
+    zone_of(timezone)
+    amount_nano = parse_field(amount, NANO, "amount")
+    if amount_nano < 0:
+        raise InvalidBudget("amount: cannot be negative", field="amount")
+    await bump_catalog_version(connection)
+    if scope == "team":
+        team = tables.teams.c
+        settles_in = await connection.scalar(select(team.settlement_currency).where(team.id == scope_id))
+        if settles_in is None:
+            raise NotFound(f"scope_id: no team {scope_id!r}", field="scope_id")
+        if settles_in != currency:
+            raise InvalidBudget(
+                f"currency: team {scope_id} settles in {settles_in}, not in {currency}", field="currency"
+            )
+    values: dict[str, Any] = {
+        "scope": scope,
+        "scope_id": scope_id,
+        "amount_nano": amount_nano,
+        "currency": currency,
+        "period": period,
+        "timezone": timezone,
+        "hard": hard,
+        "created_at_us": now_us(),
+    }
+    row_id = await connection.scalar(insert(tables.budgets).values(values).returning(tables.budgets.c.id))
+    assert row_id is not None
+    return BudgetRow(id=row_id, **values)
+
+
+async def list_budgets(
+    connection: AsyncConnection, after: int | None = None, limit: int | None = None, *, ended: bool = False
+) -> list[BudgetRow]:
+    """Budgets by id, from behind `after`; those that have ended only when asked for."""
+    table = tables.budgets
+    query = select(table).order_by(table.c.id)
+    if after is not None:
+        query = query.where(table.c.id > after)
+    if not ended:
+        query = query.where(table.c.ended_at_us.is_(None))
+    if limit is not None:
+        query = query.limit(limit)
+    return [_row(row) for row in await connection.execute(query)]
+
+
+async def get_budget(connection: AsyncConnection, budget_id: int) -> BudgetRow | None:
+    found = await connection.execute(select(tables.budgets).where(tables.budgets.c.id == budget_id))
+    row = found.one_or_none()
+    return None if row is None else _row(row)
+
+
+async def end_budget(connection: AsyncConnection, budget_id: int) -> BudgetRow:
+    """End a budget; ending it twice changes nothing. Raises `NotFound`. To change an amount, end one and create another."""
+    await bump_catalog_version(connection)
+    table = tables.budgets
+    await connection.execute(
+        update(table).where(table.c.id == budget_id, table.c.ended_at_us.is_(None)).values(ended_at_us=now_us())
+    )
+    row = await get_budget(connection, budget_id)
+    if row is None:
+        raise NotFound(f"no budget {budget_id}", field="id")
+    return row
+
+
+def _row(row: Row[Any]) -> BudgetRow:
+    return BudgetRow(**row._mapping)

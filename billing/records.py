@@ -1,0 +1,204 @@
+"""What the books take in (one record per request) and give out (one view per usage row)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+from uuid import UUID
+
+import msgspec
+
+from billing.books import Pins
+from billing.money import Money
+from billing.rating import Rated
+from billing.usage import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """One call to one provider, answered or not. `cost` is what it costs us; None: unknown or nothing used."""
+
+    sequence: int
+    provider: str
+    provider_model: str
+    status: str
+    usage: Usage | None
+    cost: Money | None
+    price_row_ids: tuple[int, ...]
+    error: str | None
+    started_at_us: int
+    latency_us: int
+    ttft_us: int | None
+    service_tier: str = "default"
+    processing: str = "standard"
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRecord:
+    """One request, rated. `provider` and `provider_model` name the attempt that answered; None: nobody did.
+
+    `kind` is `usage`, or `reversal` and `correction`, whose `corrects_id` names the row they put right.
+    """
+
+    id: UUID
+    team_id: str
+    key_id: str
+    model: str
+    provider: str | None
+    provider_model: str | None
+    surface: str
+    status: str
+    estimated: bool
+    streamed: bool
+    usage: Usage
+    rated: Rated
+    attempts: tuple[AttemptRecord, ...]
+    tags: Mapping[str, str]
+    latency_us: int
+    ttft_us: int | None
+    error: str | None
+    pins: Pins
+    settlement_currency: str
+    kind: str = "usage"
+    corrects_id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordResult:
+    """How many rows were new and which, and how many stood in the books already (or twice in the batch)."""
+
+    inserted: int
+    duplicates: int
+    new_ids: frozenset[UUID] = frozenset()
+
+
+class MoneyView(msgspec.Struct, frozen=True):
+    """Money as it stands in JSON: an exact decimal string."""
+
+    amount: str
+    currency: str
+
+    @classmethod
+    def of(cls, money: Money | None) -> MoneyView | None:
+        return None if money is None else cls(money.amount, money.currency)
+
+    @classmethod
+    def of_nano(cls, nano: int | None, currency: str | None) -> MoneyView | None:
+        return None if nano is None or not currency else cls(Money(currency, nano).amount, currency)
+
+
+class PriceView(msgspec.Struct, frozen=True, omit_defaults=False):
+    """One price row, as the API shows it."""
+
+    id: int
+    book_version: int
+    provider: str
+    model: str
+    token_class: str
+    currency: str
+    amount: str
+    unit: str
+    service_tier: str
+    processing: str
+    min_input_tokens: int
+    effective_from: str
+    source: str | None
+
+
+class RateView(msgspec.Struct, frozen=True):
+    """One rate row, as the API shows it."""
+
+    id: int
+    kind: str
+    base: str
+    quote: str
+    rate: str
+    source: str
+    effective_from: str
+    recorded_at: str
+
+
+class TermsView(msgspec.Struct, frozen=True):
+    """One terms row, as the API shows it."""
+
+    id: int
+    team_id: str | None
+    provider: str | None
+    policy: str
+    rate: str | None
+    bps: int | None
+    base: str
+    quote: str
+    effective_from: str
+
+
+class LineView(msgspec.Struct, frozen=True):
+    token_class: str
+    quantity: int
+    price_row: int | None
+    list: MoneyView | None
+    settled: MoneyView | None
+    policy: MoneyView | None
+    reference: MoneyView | None
+
+
+class AttemptView(msgspec.Struct, frozen=True):
+    sequence: int
+    provider: str
+    provider_model: str
+    status: str
+    tokens: dict[str, int] | None
+    cost: MoneyView | None
+    price_rows: list[int]
+    error: str | None
+    started_at: str
+    latency_ms: int
+    ttft_ms: int | None
+    service_tier: str
+    processing: str
+
+
+_Lines: TypeAlias = list[LineView]
+_Prices: TypeAlias = list[PriceView]
+_Rates: TypeAlias = list[RateView]
+_Attempts: TypeAlias = list[AttemptView]
+
+
+class UsageView(msgspec.Struct, frozen=True):
+    """A usage row with everything the outside contract lists; `msgspec.json.encode` gives its JSON.
+
+    `saving` is 1 - settled / policy in percent with four decimals, None where there is no policy amount.
+    """
+
+    id: str
+    kind: str
+    corrects: str | None
+    at: str
+    team_id: str
+    key_id: str
+    model: str
+    provider: str | None
+    provider_model: str | None
+    surface: str
+    status: str
+    estimated: bool
+    streamed: bool
+    tokens: dict[str, int]
+    list: MoneyView | None
+    settled: MoneyView | None
+    policy: MoneyView | None
+    reference: MoneyView | None
+    cost: MoneyView | None
+    saving_percent: str | None
+    unpriced: str | None
+    flaw: str | None
+    lines: _Lines
+    price_rows: _Prices
+    rates: _Rates
+    terms: TermsView | None
+    attempts: _Attempts
+    tags: dict[str, str]
+    latency_ms: int
+    ttft_ms: int | None
+    error: str | None

@@ -1,0 +1,223 @@
+"""`GET /admin/v1/usage`: sums per hour, day or month of a named time zone, grouped, out of `rollup_traffic` alone."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import msgspec
+from sqlalchemy import Row, bindparam, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.columns import Int64
+from billing.errors import InvalidQuery
+from billing.periods import INTERVALS, intervals
+from billing.reads import UsageFilters
+from billing.records import MoneyView
+from billing.tables import MONEY_COLUMNS, TOKEN_COLUMNS
+from billing.times import DAY_US, QUARTER_US, format_time, now_us
+
+GROUPS: Final = {
+    "team": "team_id",
+    "key": "key_id",
+    "model": "model",
+    "provider": "provider",
+    "provider_model": "provider_model",
+}
+MAX_BUCKETS: Final = 1000
+MAX_RANGE_US: Final = 400 * DAY_US
+_ROWS_PER_GROUP: Final = 16
+_COUNTS: Final = ("requests", "errors", "unpriced", "estimated", *TOKEN_COLUMNS, "reasoning", *MONEY_COLUMNS)
+_MONEY: Final = (
+    ("list", "list_currency", "list_nano"),
+    ("settled", "settlement_currency", "settled_nano"),
+    ("policy", "settlement_currency", "policy_nano"),
+    ("reference", "settlement_currency", "reference_nano"),
+    ("cost", "cost_currency", "cost_nano"),
+)
+_CURRENCIES: Final = ("list_currency", "settlement_currency", "cost_currency")
+
+
+_Moneys: TypeAlias = list[MoneyView]
+
+
+class UsageBucket(msgspec.Struct, frozen=True):
+    """One interval and group. Token counts that are zero are left out; each money list has one entry per currency."""
+
+    start: str
+    end: str
+    group: dict[str, str]
+    requests: int
+    errors: int
+    tokens: dict[str, int]
+    unpriced: int
+    estimated: int
+    list: _Moneys
+    settled: _Moneys
+    policy: _Moneys
+    reference: _Moneys
+    cost: _Moneys
+
+
+class UsageBuckets(msgspec.Struct, frozen=True):
+    """A page of buckets by time and group. Intervals without a request are left out."""
+
+    data: list[UsageBucket]
+    next_cursor: str | None
+    as_of: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    interval: str
+    timezone: str
+    start_us: int
+    end_us: int
+    columns: tuple[str, ...]
+
+
+async def usage_buckets(
+    connection: AsyncConnection,
+    start_us: int,
+    end_us: int,
+    interval: str = "day",
+    timezone: str = "UTC",
+    group_by: Sequence[str] = (),
+    filters: UsageFilters | None = None,
+    cursor: str | None = None,
+    limit: int = 200,
+) -> UsageBuckets:
+    """One page of buckets. Start and end must lie on a quarter-hour; the first and last interval are clipped to them.
+
+    Raises `InvalidQuery` (with its field) or, for an unknown zone, `InvalidTime`. Money is summed within one currency only.
+    """
+    window = _check(start_us, end_us, interval, timezone, group_by, limit)
+    filters = filters or UsageFilters()
+    after = _decode_cursor(cursor, len(window.columns))
+    spans = [span for span in intervals(interval, timezone, start_us, end_us) if after is None or span[0] >= after[0]]
+    merged: dict[tuple[Any, ...], list[Row[Any]]] = {}
+    for at in range(0, len(spans), 256):
+        chunk = spans[at : at + 256]
+        wanted = (limit + 1 - len(merged)) * _ROWS_PER_GROUP
+        rows = await _fetch(connection, window, chunk, filters, after, wanted)
+        for row in rows:
+            merged.setdefault((row.span_start, *(getattr(row, name) for name in window.columns)), []).append(row)
+        if len(rows) == wanted:
+            merged.popitem()  # perhaps cut in half by the query's limit; the next page has it whole
+        if len(merged) > limit or len(rows) == wanted:
+            break
+    else:
+        return UsageBuckets(_buckets(merged, spans, group_by), None, format_time(now_us()))
+    kept = dict(list(merged.items())[:limit])
+    return UsageBuckets(_buckets(kept, spans, group_by), _encode_cursor(list(kept)[-1]), format_time(now_us()))
+
+
+def _check(start_us: int, end_us: int, interval: str, timezone: str, group_by: Sequence[str], limit: int) -> _Window:
+    if interval not in INTERVALS:
+        raise InvalidQuery(f"interval: {interval!r} is none of {', '.join(INTERVALS)}", field="interval")
+    for name in group_by:
+        if name not in GROUPS:
+            raise InvalidQuery(f"group_by: {name!r} is none of {', '.join(GROUPS)}", field="group_by")
+    if len(set(group_by)) != len(group_by):
+        raise InvalidQuery("group_by: a name stands twice", field="group_by")
+    if not 1 <= limit <= MAX_BUCKETS:
+        raise InvalidQuery(f"limit: {limit} is outside 1..{MAX_BUCKETS}", field="limit")
+    for name, at_us in (("start", start_us), ("end", end_us)):
+        if at_us % QUARTER_US:
+            raise InvalidQuery(f"{name}: {format_time(at_us)} is not on a quarter-hour", field=name)
+    if end_us <= start_us:
+        raise InvalidQuery("end: must be later than start", field="end")
+    if end_us - start_us > MAX_RANGE_US:
+        raise InvalidQuery(f"end: the range is longer than {MAX_RANGE_US // DAY_US} days", field="end")
+    return _Window(interval, timezone, start_us, end_us, tuple(GROUPS[name] for name in group_by))
+
+
+async def _fetch(
+    connection: AsyncConnection,
+    window: _Window,
+    spans: list[tuple[int, int]],
+    filters: UsageFilters,
+    after: tuple[Any, ...] | None,
+    limit: int,
+) -> Sequence[Row[Any]]:
+    """Rows per (span, group, currencies) in order. Each span is one range of the rollup's key."""
+    parameters: dict[str, Any] = {"row_limit": limit}
+    values = []
+    for at, (start, end) in enumerate(spans):
+        values.append(f"(CAST(:s{at} AS BIGINT), CAST(:e{at} AS BIGINT))")
+        parameters[f"s{at}"], parameters[f"e{at}"] = start, end
+    groups = ", ".join(("span_start", *(f"r.{name}" for name in window.columns)))
+    where = []
+    for name in ("team_id", "key_id", "model", "provider"):
+        value = getattr(filters, name)
+        if value is not None:
+            where.append(f"r.{name} = :{name}")
+            parameters[name] = value
+    if after is not None:
+        where.append(f"({groups}) > ({', '.join(f':a{at}' for at in range(len(after)))})")
+        parameters |= {f"a{at}": value for at, value in enumerate(after)}
+    currencies = ", ".join(f"r.{name}" for name in _CURRENCIES)
+    sums = ", ".join(f"SUM(r.{name}) AS {name}" for name in _COUNTS)
+    statement = f"""
+        WITH spans (span_start, span_end) AS (VALUES {", ".join(values)})
+        SELECT {groups}, {currencies}, {sums}
+        FROM spans JOIN rollup_traffic AS r ON r.bucket_us >= span_start AND r.bucket_us < span_end
+        {"WHERE " + " AND ".join(where) if where else ""}
+        GROUP BY {groups}, {currencies} ORDER BY {groups}, {currencies} LIMIT :row_limit
+    """
+    query = text(statement).bindparams(
+        *(bindparam(name, type_=Int64) for name, value in parameters.items() if isinstance(value, int))
+    )
+    return (await connection.execute(query, parameters)).all()
+
+
+def _buckets(
+    merged: dict[tuple[Any, ...], list[Row[Any]]], spans: list[tuple[int, int]], group_by: Sequence[str]
+) -> list[UsageBucket]:
+    ends = dict(spans)
+    found = []
+    for key, rows in merged.items():
+        totals = {name: sum(int(getattr(row, name)) for row in rows) for name in _COUNTS}
+        money: dict[str, list[MoneyView]] = {}
+        for label, currency_column, nano_column in _MONEY:
+            sums: dict[str, int] = {}
+            for row in rows:
+                currency = getattr(row, currency_column)
+                if currency:
+                    sums[currency] = sums.get(currency, 0) + int(getattr(row, nano_column))
+            views = (MoneyView.of_nano(nano, currency) for currency, nano in sorted(sums.items()))
+            money[label] = [view for view in views if view is not None]
+        found.append(
+            UsageBucket(
+                start=format_time(key[0]),
+                end=format_time(ends[key[0]]),
+                group=dict(zip(group_by, key[1:], strict=True)),
+                requests=totals["requests"],
+                errors=totals["errors"],
+                tokens={name: totals[name] for name in (*TOKEN_COLUMNS, "reasoning") if totals[name]},
+                unpriced=totals["unpriced"],
+                estimated=totals["estimated"],
+                **money,
+            )
+        )
+    return found
+
+
+def _encode_cursor(key: tuple[Any, ...]) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(key)).decode().rstrip("=")
+
+
+def _decode_cursor(cursor: str | None, groups: int) -> tuple[Any, ...] | None:
+    if cursor is None:
+        return None
+    try:
+        raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        start, *names = msgspec.json.decode(raw, type=list[int | str])
+    except (binascii.Error, ValueError, msgspec.DecodeError) as error:
+        raise InvalidQuery("cursor: not one that this list gave out", field="cursor") from error
+    if not isinstance(start, int) or len(names) != groups or not all(isinstance(name, str) for name in names):
+        raise InvalidQuery("cursor: belongs to another query", field="cursor")
+    return (start, *names)

@@ -1,0 +1,102 @@
+"""Rollups: sums per UTC quarter-hour, incremented only by rows that an insert returned as new, in its transaction."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Final
+
+from billing.records import UsageRecord
+from billing.tables import LATENCY_BOUNDS_MS, LATENCY_COLUMNS, MONEY_COLUMNS, TOKEN_COLUMNS, TRAFFIC_SUMS
+from billing.times import quarter_of, time_us_of
+
+ERROR_STATUSES: Final = frozenset({"failed", "incomplete", "lost"})
+_TOKENS_AT: Final = {name: TRAFFIC_SUMS.index(name) for name in TOKEN_COLUMNS}
+_REASONING_AT: Final = TRAFFIC_SUMS.index("reasoning")
+_MONEY_AT: Final = TRAFFIC_SUMS.index(MONEY_COLUMNS[0])
+_LATENCY_AT: Final = TRAFFIC_SUMS.index("latency_us")
+_HISTOGRAM_AT: Final = TRAFFIC_SUMS.index(LATENCY_COLUMNS[0])
+_LATENCY_BOUNDS_US: Final = [bound * 1000 for bound in LATENCY_BOUNDS_MS]
+_NO_SUMS: Final = [0] * len(TRAFFIC_SUMS)
+
+Rows = list[tuple[str | int | None, ...]]
+
+
+def ids_text(ids: tuple[int, ...]) -> str:
+    """Row ids as they stand in a text column: "12,13"; empty for none."""
+    return ",".join(map(str, ids)) if ids else ""
+
+
+def traffic_rows(records: Iterable[UsageRecord]) -> Rows:
+    """What these records add to `rollup_traffic`, sorted by its key."""
+    cells: dict[tuple[str | int, ...], list[int]] = {}
+    for record in records:
+        rated = record.rated
+        key = (
+            quarter_of(time_us_of(record.id)),
+            record.team_id,
+            record.key_id,
+            record.model,
+            record.provider or "",
+            record.provider_model or "",
+            rated.list.currency if rated.list is not None else "",
+            record.settlement_currency,
+            rated.cost.currency if rated.cost is not None else "",
+        )
+        sums = cells.get(key)
+        if sums is None:
+            sums = cells[key] = _NO_SUMS.copy()
+        sign = -1 if record.kind == "reversal" else 1
+        sums[0] += sign
+        if record.status in ERROR_STATUSES:
+            sums[1] += sign
+        if rated.unpriced is not None:
+            sums[2] += sign
+        if record.estimated:
+            sums[3] += sign
+        for line in rated.lines:
+            sums[_TOKENS_AT[line.token_class]] += line.quantity
+        sums[_REASONING_AT] += record.usage.reasoning
+        at = _MONEY_AT
+        for money in (rated.list, rated.settled, rated.policy, rated.reference, rated.cost):
+            if money is not None:
+                sums[at] += money.nano
+            at += 1
+        sums[_LATENCY_AT] += sign * record.latency_us
+        sums[_HISTOGRAM_AT + bisect_left(_LATENCY_BOUNDS_US, record.latency_us)] += sign
+    return [(*key, *cells[key]) for key in sorted(cells)]
+
+
+def money_rows(records: Iterable[UsageRecord]) -> Rows:
+    """What these records add to `rollup_money`, sorted by its key. An amount that the lines lack stays NULL."""
+    cells: dict[tuple[str | int, ...], list[int | None]] = {}
+    for record in records:
+        rated = record.rated
+        if not rated.lines:
+            continue
+        bucket = quarter_of(time_us_of(record.id))
+        rate_ids = ids_text(rated.rate_ids)
+        provider, provider_model = record.provider or "", record.provider_model or ""
+        sign = -1 if record.kind == "reversal" else 1
+        for line in rated.lines:
+            key = (
+                record.team_id,
+                bucket,
+                record.model,
+                provider,
+                provider_model,
+                str(line.token_class),
+                line.price_row_id or 0,
+                rated.terms_id or 0,
+                rate_ids,
+                line.currency or "",
+                record.settlement_currency,
+            )
+            added = (sign, line.quantity, line.list_nano, line.settled_nano, line.policy_nano, line.reference_nano)
+            sums = cells.get(key)
+            cells[key] = list(added) if sums is None else list(map(_plus, sums, added))
+    return [(*key, *cells[key]) for key in sorted(cells)]
+
+
+def _plus(left: int | None, right: int | None) -> int | None:
+    return None if left is None or right is None else left + right

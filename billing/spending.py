@@ -1,0 +1,66 @@
+"""What a team, a key or everybody has spent in a period, out of the rollups: the database's side of every budget."""
+
+from __future__ import annotations
+
+from sqlalchemy import ColumnElement, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.errors import NoRate
+from billing.exchange import RateBook, RateKind
+from billing.money import Money, divide_half_even
+from billing.tables import rollup_traffic
+from billing.times import QUARTER_US
+
+
+async def spent(
+    connection: AsyncConnection,
+    scope: str,
+    scope_id: str | None,
+    currency: str,
+    start_us: int,
+    end_us: int | None = None,
+    rates: RateBook | None = None,
+) -> Money:
+    """Spent in `currency` from `start_us` (inside) to `end_us` (outside, None: open), both at a quarter-hour.
+
+    A team's or a key's spend is what it settles. Everybody's (`all`) is the list amount: as it stands where the list currency
+    is `currency`, else each row's amount at its own reference rate where that is in `currency`, else converted per
+    quarter-hour at the reference rate of `rates`. Raises `NoRate` when that cannot be done: a budget is never guessed.
+    """
+    assert start_us % QUARTER_US == 0 and (end_us is None or end_us % QUARTER_US == 0)
+    columns = rollup_traffic.c
+    where: list[ColumnElement[bool]] = [columns.bucket_us >= start_us]
+    if end_us is not None:
+        where.append(columns.bucket_us < end_us)
+    if scope == "all":
+        return await _spent_by_all(connection, currency, where, rates)
+    where.append((columns.team_id if scope == "team" else columns.key_id) == scope_id)
+    where.append(columns.settlement_currency == currency)
+    total = await connection.scalar(select(func.sum(columns.settled_nano)).where(*where))
+    return Money(currency, int(total or 0))
+
+
+async def _spent_by_all(
+    connection: AsyncConnection, currency: str, where: list[ColumnElement[bool]], rates: RateBook | None
+) -> Money:
+    columns = rollup_traffic.c
+    listed, settled_in = columns.list_currency, columns.settlement_currency
+    same = select(func.sum(columns.list_nano)).where(*where, listed == currency)
+    foreign = (*where, listed != currency)
+    at_own_rate = select(func.sum(columns.reference_nano)).where(*foreign, settled_in == currency)
+    total = int(await connection.scalar(same) or 0) + int(await connection.scalar(at_own_rate) or 0)
+    others = (
+        select(columns.bucket_us, listed, func.sum(columns.list_nano))
+        .where(*foreign, columns.list_nano != 0, or_(settled_in != currency, columns.reference_nano == 0))
+        .group_by(columns.bucket_us, listed)
+    )
+    for bucket_us, base, nano in await connection.execute(others):
+        quote = None
+        if rates is not None:
+            quote = rates.find(RateKind.REFERENCE, base, currency, bucket_us, rates.version)
+        if quote is None:
+            raise NoRate(
+                f"no reference rate leads from {base} to {currency}; record one so that the budget can be counted"
+            )
+        total += divide_half_even(int(nano) * quote.numerator, quote.denominator)
+    return Money(currency, total)
