@@ -36,7 +36,9 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
-            raise ConfigError(f"the chat template does not compile: {error}; give another by --chat-template") from error
+            raise ConfigError(
+                f"the chat template does not compile: {error}; give another by --chat-template"
+            ) from error
         self._tokens = {"bos_token": special.bos or "", "eos_token": special.eos or "", **special.extra}
 
     def render(
@@ -108,7 +110,8 @@ def _cut_after_final(text: str, messages: Sequence[dict[str, Any]]) -> str:
     position = text.rfind(wanted) if wanted else -1
     if position < 0:
         raise RequestError(
-            "continue_final_message needs a last message with text that the template keeps.", param="continue_final_message"
+            "continue_final_message needs a last message with text that the template keeps.",
+            param="continue_final_message",
         )
     return text[: position + len(wanted)]
 

@@ -80,7 +80,9 @@ class EngineCore:
                 share.sequence.compute_us += part_us
             self._busy_us += elapsed_us
             self._budget.observe(sum(share.count for share in shares), elapsed_us)
-        moved = [share.sequence for share in shares if tokens.get(share.sequence.id) is not None or share.sequence.error]
+        moved = [
+            share.sequence for share in shares if tokens.get(share.sequence.id) is not None or share.sequence.error
+        ]
         ended, self._ended = self._ended, []
         return [_update(sequence, tokens.get(sequence.id)) for sequence in (*moved, *ended)]
 

@@ -63,7 +63,7 @@ class SamplingParams:
             raise RequestError(f"seed must fit in 64 bits, got {self.seed}.", param="seed")
         if self.max_tokens < 0:
             raise RequestError(f"max_tokens must be at least 1, got {self.max_tokens}.", param="max_tokens")
-        if not 0 <= self.min_tokens:
+        if not self.min_tokens >= 0:
             raise RequestError(f"min_tokens must be 0 or more, got {self.min_tokens}.", param="min_tokens")
         if self.min_tokens > self.max_tokens:
             raise RequestError(
