@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from pathlib import Path
 
 import click
-from sqlalchemy.exc import SQLAlchemyError
 
-from gateway import database
 from gateway.cli.errors import CliError
 from gateway.serve.preflight import prepare_home
+from gateway.serve.schema import bring_up_to_date, look
 from gateway.settings import Settings, load_settings, redact_url
 
 config_option = click.option(
@@ -36,7 +34,7 @@ def db() -> None:
 def upgrade(config: Path | None) -> None:
     """Bring the database to this version's schema. Safe to run again, and from several places at once."""
     settings = _settings(config)
-    state = _ask(settings, database.upgrade(settings.database_url))
+    state = asyncio.run(bring_up_to_date(settings.database_url))
     click.echo(f"{redact_url(settings.database_url)} has schema {state.current}")
 
 
@@ -45,20 +43,7 @@ def upgrade(config: Path | None) -> None:
 def check(config: Path | None) -> None:
     """Exit 0 if the database has this version's schema, 1 with what to do if not."""
     settings = _settings(config)
-    state = _ask(settings, database.check(settings.database_url))
+    state = asyncio.run(look(settings.database_url))
     if not state.up_to_date:
         raise CliError(state.advice)
     click.echo(f"{redact_url(settings.database_url)} has schema {state.current}, which is this version's")
-
-
-def _ask(settings: Settings, question: Coroutine[None, None, database.SchemaState]) -> database.SchemaState:
-    try:
-        return asyncio.run(question)
-    except (OSError, SQLAlchemyError) as error:
-        raise CliError(f"{redact_url(settings.database_url)} does not answer: {database_trouble(error)}") from error
-
-
-def database_trouble(error: BaseException) -> str:
-    """The driver's own words on one line, without SQL."""
-    cause = getattr(error, "orig", None) or error
-    return " ".join(str(cause).split()) or type(cause).__name__

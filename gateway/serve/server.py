@@ -7,12 +7,9 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import uvicorn
-
-if TYPE_CHECKING:
-    from uvicorn._types import ASGIApplication
 
 DRAIN_S: Final = 60
 """After SIGTERM running requests may take this long; then their streams are cut, and billed as cancelled."""
@@ -37,7 +34,8 @@ class Server(uvicorn.Server):
             serving.result()
 
 
-def make_server(app: ASGIApplication) -> Server:
+def make_server(app: Any) -> Server:
+    """`app` is an ASGI application (uvicorn's own type for one is private)."""
     return Server(
         uvicorn.Config(
             app,

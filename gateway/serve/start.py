@@ -15,15 +15,15 @@ from typing import Final
 import click
 import uvloop
 
-from gateway import database
 from gateway.access.admin_key import load_admin_key
-from gateway.api.app import create_app
+from gateway.api.app import Part, create_app
 from gateway.serve.banner import FirstRun, banner
 from gateway.serve.bootstrap import first_team_key
 from gateway.serve.engines import Engines
 from gateway.serve.errors import StartError
 from gateway.serve.preflight import bind, check_workers, lock_home, prepare_home
-from gateway.serve.reload import watch_settings
+from gateway.serve.reload import SettingsWatch
+from gateway.serve.schema import bring_up_to_date, look
 from gateway.serve.server import Server, address_of, make_server, on_signals
 from gateway.services import Services, build_services
 from gateway.settings import Settings, load_settings
@@ -66,24 +66,93 @@ def serve(options: Options) -> None:
 
 
 async def _run(settings: Settings, config: Path | None, listens: list[socket.socket]) -> None:
-    stop = asyncio.Event()
-    on_signals(stop.set, signal.SIGTERM, signal.SIGINT)
+    ending = Ending()
     engines = Engines(settings.home / "run", lambda line: click.echo(line, err=True))
     try:
         await engines.apply(settings)
-        await asyncio.to_thread(_migrate, settings)
+        await _prepare_database(settings)
         admin_key = load_admin_key(settings)
         services = await build_services(settings)
         engines.attach(services.router)
         await services.start()
         try:
-            team_key = await first_team_key(services) if settings.database_url.startswith("sqlite") else None
+            sqlite = settings.database_url.startswith("sqlite")
+            team_key = await first_team_key(services) if sqlite else None
             first = FirstRun(admin_key.secret.reveal() if admin_key.created else None, team_key)
-            async with asyncio.TaskGroup() as tasks:
-                watcher = tasks.create_task(watch_settings(config, services, engines))
-                await _answer_requests(settings, services, engines, listens, first, stop)
-                watcher.cancel()
+            watch = asyncio.create_task(
+                SettingsWatch(config, settings, services.router, engines).run(), name="settings"
+            )
+            try:
+                await _answer_requests(settings, services, engines, listens, first, ending)
+            finally:
+                watch.cancel()
         finally:
             await services.stop()
     finally:
         await engines.stop()
+
+
+class Ending:
+    """What SIGTERM and SIGINT do: before requests are answered they end the start, then the server, the second one at once."""
+
+    def __init__(self) -> None:
+        self._start = asyncio.current_task()
+        self._servers: list[Server] = []
+        self._services: Services | None = None
+        on_signals(self._asked, signal.SIGTERM, signal.SIGINT)
+
+    def serve(self, servers: list[Server], services: Services) -> None:
+        self._servers, self._services = servers, services
+
+    def _asked(self) -> None:
+        if self._services is None:
+            assert self._start is not None
+            self._start.cancel()
+            return
+        self._services.drain()
+        for server in self._servers:
+            server.ask_to_stop()
+
+
+async def _answer_requests(
+    settings: Settings,
+    services: Services,
+    engines: Engines,
+    listens: list[socket.socket],
+    first: FirstRun,
+    ending: Ending,
+) -> None:
+    """From the first request to the last one's end. With a second address, operators have that one to themselves."""
+    parts: tuple[Part, ...] = ("all",) if len(listens) == 1 else ("callers", "operators")
+    servers = [make_server(create_app(services, part)) for part in parts]
+    ending.serve(servers, services)
+    async with asyncio.TaskGroup() as serving:
+        for server, listener in zip(servers, listens, strict=True):
+            task = serving.create_task(server.serve(sockets=[listener]), name="server")
+            await server.wait_started(task)
+        welcome = asyncio.create_task(_welcome(settings, address_of(listens[0]), engines, first), name="welcome")
+    welcome.cancel()
+
+
+async def _welcome(settings: Settings, address: str, engines: Engines, first: FirstRun) -> None:
+    """The banner, when the engines are up: what it shows to paste then works."""
+    ready = await engines.settled(ENGINES_S)
+    click.echo(banner(address, settings, first, engines_ready=ready))
+
+
+async def _prepare_database(settings: Settings) -> None:
+    """SQLite is brought up to date; PostgreSQL only checked, since a change there is for all replicas to agree on."""
+    if settings.database_url.startswith("sqlite"):
+        await bring_up_to_date(settings.database_url)
+        return
+    state = await look(settings.database_url)
+    if not state.up_to_date:
+        raise StartError(state.advice)
+
+
+def _configure_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    for noisy in ("httpx", "httpcore", "aiosqlite", "alembic", "uvicorn"):
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.root.level))
