@@ -127,6 +127,18 @@ def key_revoke(key_id: str, url: str, as_json: bool) -> None:
         print_object(client.post(f"/keys/{key_id}/revoke", {}), as_json)
 
 
+@key.command("rotate")
+@click.argument("key_id")
+@click.option(
+    "--grace-seconds", type=click.IntRange(min=0), help="How long the former secret still works (default: a day)."
+)
+@admin_options
+def key_rotate(key_id: str, grace_seconds: int | None, url: str, as_json: bool) -> None:
+    """Give a key a new secret, shown now and never again. Its id, limits and history stay."""
+    with AdminClient(url) as client:
+        print_object(client.post(f"/keys/{key_id}/rotate", given(grace_period_s=grace_seconds)), as_json)
+
+
 @click.group()
 def budget() -> None:
     """Budgets."""
@@ -172,3 +184,12 @@ def budget_list(url: str, as_json: bool) -> None:
     """All budgets."""
     with AdminClient(url) as client:
         print_rows(client.pages("/budgets"), BUDGET_COLUMNS, as_json)
+
+
+@budget.command("end")
+@click.argument("budget_id", type=int)
+@admin_options
+def budget_end(budget_id: int, url: str, as_json: bool) -> None:
+    """End a budget. To change one, end it and create another."""
+    with AdminClient(url) as client:
+        print_object(client.post(f"/budgets/{budget_id}/end", {}), as_json)

@@ -6,14 +6,14 @@ import click
 
 from gateway.cli.admin_client import AdminClient
 from gateway.cli.output import admin_options, print_object, print_rows
-from gateway.cli.parse import HELP_TIME, given, time_or_now
+from gateway.cli.parse import HELP_TIME, given
 
 PRICE_COLUMNS = (
     "id",
     "provider",
     "model",
     "token_class",
-    "amount_per_mtok",
+    "amount",
     "currency",
     "unit",
     "service_tier",
@@ -41,6 +41,7 @@ def price() -> None:
 @click.option("--service-tier")
 @click.option("--processing", type=click.Choice(["standard", "batch"]))
 @click.option("--min-input-tokens", type=int, help="The row applies strictly above this many input tokens.")
+@click.option("--source", help="Where the price was read.")
 @admin_options
 def price_post(
     provider: str,
@@ -53,21 +54,23 @@ def price_post(
     service_tier: str | None,
     processing: str | None,
     min_input_tokens: int | None,
+    source: str | None,
     url: str,
     as_json: bool,
 ) -> None:
-    """Publish a price per million tokens: `price post deepseek deepseek-chat output 0.42 USD`."""
+    """Publish a price, by default per million tokens: `price post deepseek deepseek-chat output 0.42 USD`."""
     body = given(
         provider=provider,
         model=model,
         token_class=token_class,
-        amount_per_mtok=amount,
+        amount=amount,
         currency=currency,
-        effective_from=time_or_now(effective_from),
+        effective_from=effective_from,
         unit=unit,
         service_tier=service_tier,
         processing=processing,
         min_input_tokens=min_input_tokens,
+        source=source,
     )
     with AdminClient(url) as client:
         print_object(client.post("/prices", body), as_json)
@@ -106,7 +109,7 @@ def rate_post(
         rate=value,
         kind=kind,
         source=source,
-        effective_from=time_or_now(effective_from),
+        effective_from=effective_from,
     )
     with AdminClient(url) as client:
         print_object(client.post("/rates", body), as_json)
@@ -158,7 +161,7 @@ def terms_post(
         bps=bps,
         base=base,
         quote=quote,
-        effective_from=time_or_now(effective_from),
+        effective_from=effective_from,
     )
     with AdminClient(url) as client:
         print_object(client.post("/terms", body), as_json)

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 
 import click
 
 HELP_TIME = "RFC 3339 time, such as 2026-01-01T00:00:00Z (default: now)."
-
-
-def time_or_now(text: str | None) -> str:
-    """`text` itself, which the admin API checks, or this moment."""
-    return text or datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def given(**fields: object) -> dict[str, object]:

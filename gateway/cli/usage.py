@@ -20,6 +20,7 @@ REPORT_COLUMNS = (
     "list",
     "settled",
     "policy",
+    "saving_percent",
     "cost",
 )
 REQUEST_COLUMNS = (
@@ -47,7 +48,9 @@ def usage() -> None:
 @click.option("--end", help="RFC 3339 time (default: now).")
 @click.option("--interval", type=click.Choice(["hour", "day", "month"]), default="month", show_default=True)
 @click.option("--timezone", default="UTC", show_default=True)
-@click.option("--group-by", default="team,model", show_default=True, help="Of team, key, model, provider, tag:NAME.")
+@click.option(
+    "--group-by", default="team,model", show_default=True, help="Of team, key, model, provider, provider_model."
+)
 @admin_options
 def usage_report(
     start: str | None, end: str | None, interval: str, timezone: str, group_by: str, url: str, as_json: bool

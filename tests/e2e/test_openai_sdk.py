@@ -13,7 +13,8 @@ from tests.e2e.product import Product, until
 
 MODEL = "smollm2-135m-instruct"
 CONTEXT = 8192
-INPUT_USD, OUTPUT_USD = Decimal("0.01"), Decimal("0.02")  # per million tokens, the shipped price of the local model
+INPUT_USD, CACHED_USD, OUTPUT_USD = Decimal("0.01"), Decimal("0.001"), Decimal("0.02")
+"""Per million tokens: the shipped price of the local model."""
 
 
 @pytest.fixture
@@ -41,9 +42,10 @@ def row_of(product: Product, request_id: str) -> dict[str, Any]:
     return found
 
 
-def priced(tokens_in: int, tokens_out: int) -> Decimal:
+def priced(tokens: dict[str, int]) -> Decimal:
     """What the local model costs: each class once, in USD."""
-    return (tokens_in * INPUT_USD + tokens_out * OUTPUT_USD) / 1_000_000
+    by_class = {"input": INPUT_USD, "cache_read": CACHED_USD, "output": OUTPUT_USD}
+    return sum((tokens.get(name, 0) * price for name, price in by_class.items()), Decimal(0)) / 1_000_000
 
 
 def test_models_are_listed_with_context_window_and_pricing(client: openai.OpenAI) -> None:
@@ -52,7 +54,13 @@ def test_models_are_listed_with_context_window_and_pricing(client: openai.OpenAI
     one = client.models.retrieve(MODEL).to_dict()
     assert one["context_window"] == CONTEXT
     assert one["max_output_tokens"] == 4096
-    assert one["pricing"] == {"currency": "USD", "unit": "mtok", "input": "0.01", "output": "0.02"}
+    assert one["pricing"] == {
+        "currency": "USD",
+        "unit": "mtok",
+        "input": "0.01",
+        "cache_read": "0.001",
+        "output": "0.02",
+    }
 
 
 def test_a_chat_is_answered_priced_and_booked_to_the_last_digit(product: Product, client: openai.OpenAI) -> None:
@@ -69,9 +77,9 @@ def test_a_chat_is_answered_priced_and_booked_to_the_last_digit(product: Product
     assert row["tokens"].get("input", 0) + cached == answer.usage.prompt_tokens
     assert row["tokens"]["output"] == answer.usage.completion_tokens
     assert currency == "USD"
-    assert Decimal(row["list"]["amount"]) == Decimal(row["settled"]["amount"]) == Decimal(amount)
-    if not cached:
-        assert Decimal(amount) == priced(answer.usage.prompt_tokens, answer.usage.completion_tokens)
+    assert (
+        Decimal(row["list"]["amount"]) == Decimal(row["settled"]["amount"]) == Decimal(amount) == priced(row["tokens"])
+    )
     assert row["status"] == "completed"
     assert row["estimated"] is False
     assert row["price_rows"]
