@@ -97,7 +97,9 @@ def context_overflow(*, limit: int, prompt_tokens: int, output_tokens: int, para
 # 401 402 403 404 405 413 415 ---------------------------------------------------------------------------------------------
 
 
-def unauthorized(message: str = "Incorrect API key provided. Send a valid key as 'Authorization: Bearer <key>'.") -> ApiError:
+def unauthorized(
+    message: str = "Incorrect API key provided. Send a valid key as 'Authorization: Bearer <key>'.",
+) -> ApiError:
     return ApiError(401, message, AUTHENTICATION, None, "invalid_api_key", {"www-authenticate": "Bearer"})
 
 
@@ -133,13 +135,23 @@ def not_found(path: str) -> ApiError:
 
 def method_not_allowed(method: str, path: str, allowed: str) -> ApiError:
     return ApiError(
-        405, f"{method} is not allowed on {path}; use {allowed}.", INVALID_REQUEST, None, "method_not_allowed", {"allow": allowed}
+        405,
+        f"{method} is not allowed on {path}; use {allowed}.",
+        INVALID_REQUEST,
+        None,
+        "method_not_allowed",
+        {"allow": allowed},
     )
 
 
 def body_too_large(limit_bytes: int) -> ApiError:
     return ApiError(
-        413, f"The request body is larger than {limit_bytes} bytes.", INVALID_REQUEST, None, "request_too_large", {"connection": "close"}
+        413,
+        f"The request body is larger than {limit_bytes} bytes.",
+        INVALID_REQUEST,
+        None,
+        "request_too_large",
+        {"connection": "close"},
     )
 
 
@@ -156,9 +168,14 @@ def unsupported_encoding(encoding: str) -> ApiError:
 # 429 ---------------------------------------------------------------------------------------------------------------------
 
 
-def rate_limited(message: str, *, retry_after_s: float, headers: dict[str, str] | None = None, code: str = "rate_limit_exceeded") -> ApiError:
+def rate_limited(
+    message: str, *, retry_after_s: float, headers: dict[str, str] | None = None, code: str = "rate_limit_exceeded"
+) -> ApiError:
     """`retry_after_s` is the true wait; the header carries it rounded up to whole seconds, and exact in milliseconds."""
-    wait = {"retry-after": str(max(1, math.ceil(retry_after_s))), "retry-after-ms": str(max(1, math.ceil(retry_after_s * 1000)))}
+    wait = {
+        "retry-after": str(max(1, math.ceil(retry_after_s))),
+        "retry-after-ms": str(max(1, math.ceil(retry_after_s * 1000))),
+    }
     return ApiError(429, message, RATE_LIMIT, None, code, {**wait, **(headers or {})})
 
 
@@ -166,7 +183,13 @@ def rate_limited(message: str, *, retry_after_s: float, headers: dict[str, str] 
 
 
 def internal() -> ApiError:
-    return ApiError(500, "Something went wrong inside the gateway; the log has it under this request id.", SERVER, None, "internal_error")
+    return ApiError(
+        500,
+        "Something went wrong inside the gateway; the log has it under this request id.",
+        SERVER,
+        None,
+        "internal_error",
+    )
 
 
 def bad_gateway(message: str, *, code: str = "upstream_error") -> ApiError:

@@ -23,18 +23,22 @@ _USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
 _ERROR: Final = re.compile(rb'"error"\s*:\s*[{"]')
 
 
+NULL: Final = Raw(b"null")
+"""A field that is absent and one that is null mean the same here."""
+
+
 class StreamBroken(Exception):
     """The upstream's stream cannot be read on: an event too large, or one that is no JSON. The message is for the log."""
 
 
 class _Part(msgspec.Struct):
-    usage: Raw | None = None
+    usage: Raw = NULL
 
 
 class _Event(msgspec.Struct):
     choices: list[_Part] | None = None
-    usage: Raw | None = None
-    error: Raw | None = None
+    usage: Raw = NULL
+    error: Raw = NULL
     x_groq: _Part | None = None
     service_tier: str | None = None
 
@@ -47,7 +51,7 @@ class _Head(msgspec.Struct, omit_defaults=True):
     created: int = 0
     model: str = ""
     choices: list[Raw] = []
-    usage: Raw | None = None
+    usage: Raw = NULL
 
 
 _event = msgspec.json.Decoder(_Event)
@@ -73,8 +77,8 @@ def last_boundary(data: bytes | bytearray, start: int = 0) -> int:
     return end
 
 
-def _given(raw: Raw | None) -> bool:
-    return raw is not None and bytes(raw) != b"null"
+def given(raw: Raw) -> bool:
+    return bytes(raw) != b"null"
 
 
 class StreamScanner:
@@ -88,7 +92,7 @@ class StreamScanner:
 
     __slots__ = (
         "_carry", "_choices", "_finishes", "_first", "_head_bytes", "_strip", "_usage_event",
-        "done", "error", "events", "finish_seen", "service_tier", "size", "truncated", "usage",
+        "done", "error", "events", "service_tier", "size", "tail", "truncated", "usage",
     )  # fmt: skip
 
     def __init__(self, *, strip_usage: bool, choices: int = 1) -> None:
@@ -102,6 +106,8 @@ class StreamScanner:
         self.usage: bytes | None = None
         self.service_tier: str | None = None
         self.error: bytes | None = None
+        self.tail = b""
+        """Bytes that go out together with what ends the stream."""
         self.done = False
         self.truncated = False
         self.events = 0
@@ -165,7 +171,14 @@ class StreamScanner:
             return b"data: " + _encode(fields) + b"\n\n"
         head = self._first_head()
         return b"data: %b\n\n" % _encode(
-            {"id": head.id, "object": head.object, "created": head.created, "model": head.model, "choices": [], "usage": body}
+            {
+                "id": head.id,
+                "object": head.object,
+                "created": head.created,
+                "model": head.model,
+                "choices": [],
+                "usage": body,
+            }
         )
 
     def _first_head(self) -> _Head:
@@ -223,8 +236,7 @@ class StreamScanner:
             parsed = _event.decode(data)
         except (msgspec.DecodeError, RecursionError) as error:
             raise StreamBroken(f"an event that is no chunk: {error}") from error
-        if _given(parsed.error):
-            assert parsed.error is not None
+        if given(parsed.error):
             self.error = bytes(parsed.error)
             self.done = True
             return b""
@@ -239,12 +251,10 @@ class StreamScanner:
         return self._without_usage(event, data) if self._strip else event
 
     def _find_usage(self, parsed: _Event) -> bytes | None:
-        if _given(parsed.usage):
-            assert parsed.usage is not None
+        if given(parsed.usage):
             return bytes(parsed.usage)
         for part in (*(parsed.choices or ()), parsed.x_groq):
-            if part is not None and _given(part.usage):
-                assert part.usage is not None
+            if part is not None and given(part.usage):
                 return bytes(part.usage)
         return None
 

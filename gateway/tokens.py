@@ -17,7 +17,17 @@ BYTES_PER_TOKEN_AT_MOST: Final = 16
 MEDIA_TOKENS: Final = 1600
 PRIMING_TOKENS: Final = 3
 
-PROMPT_FIELDS: Final = ("messages", "prompt", "input", "tools", "functions", "response_format", "system", "instructions", "suffix")
+PROMPT_FIELDS: Final = (
+    "messages",
+    "prompt",
+    "input",
+    "tools",
+    "functions",
+    "response_format",
+    "system",
+    "instructions",
+    "suffix",
+)
 
 _BASE64: Final = re.compile(rb'"(?:data:[a-z0-9.+/-]{1,80};base64,)?[A-Za-z0-9+/\\=]{2048,}"')
 _LONG: Final = 4096

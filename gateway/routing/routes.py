@@ -17,7 +17,7 @@ from gateway.settings import ModelSettings, ProviderSettings, RouteSettings, Set
 from gateway.upstream.base import Adapter
 from gateway.upstream.engine import EngineAdapter
 from gateway.upstream.openai import OpenAIAdapter
-from gateway.upstream.wire import ReqwestTransport, Transport
+from gateway.upstream.wire import Transport, transport_for
 
 ADAPTERS: Final[Mapping[str, Adapter]] = {"openai": OpenAIAdapter(), "engine": EngineAdapter()}
 
@@ -49,7 +49,7 @@ class Provider:
             root += "/v1"
         self.base_url, self._root, self._urls = base_url, root, {}
         if self._transport is None:
-            self._transport = ReqwestTransport(root, connect_timeout_s=self.settings.connect_timeout_s)
+            self._transport = transport_for(root, connect_timeout_s=self.settings.connect_timeout_s)
 
     def disconnect(self) -> None:
         self.base_url = None
@@ -151,10 +151,13 @@ class Router:
 
     def _build(self, settings: Settings) -> None:
         old = {
-            (route.provider_name, route.model): route.breaker for model in self._models.values() for route in model.routes
+            (route.provider_name, route.model): route.breaker
+            for model in self._models.values()
+            for route in model.routes
         }
         self._models = {
-            each.name: Model(each.name, each, tuple(self._route(route, old) for route in each.routes)) for each in settings.models
+            each.name: Model(each.name, each, tuple(self._route(route, old) for route in each.routes))
+            for each in settings.models
         }
 
     def _route(self, settings: RouteSettings, breakers: Mapping[tuple[str, str], Breaker]) -> Route:
@@ -197,7 +200,9 @@ class Router:
         if len(routes) == 1:
             usable = [routes[0]] if routes[0].usable(now_s) else []
         else:
-            usable = [route for route in STRATEGIES[model.settings.strategy](model, self._jitter) if route.usable(now_s)]
+            usable = [
+                route for route in STRATEGIES[model.settings.strategy](model, self._jitter) if route.usable(now_s)
+            ]
         if not usable:
             raise _nothing_usable(model, now_s)
         return Plan(model.settings, usable, model.retries)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Raw
@@ -28,7 +28,7 @@ class Call:
     choices: int
     output_cap: int | None  # the caller's own maximum of output tokens per choice, if any
     input_tokens: int  # estimate, erring upward
-    size: int = field(default=0)  # bytes of the body
+    generated: int = 0  # choices that the provider generates (`best_of`); 0 means `choices`
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,9 @@ class Adapter(Protocol):
 
     kind: str
 
-    def prepare(self, call: Call, route: Route, *, request_id: str, output_cap: int | None, team_id: str) -> Outgoing: ...
+    def prepare(
+        self, call: Call, route: Route, *, request_id: str, output_cap: int | None, team_id: str
+    ) -> Outgoing: ...
     def scanner(self, call: Call) -> StreamScanner: ...
     def read_answer(self, call: Call, content_type: str, body: bytes) -> Answer: ...
     def usage(self, raw: bytes) -> Usage | None: ...

@@ -8,16 +8,17 @@ import msgspec
 from msgspec import Raw
 
 from billing.usage import Usage
+from gateway.sse import NULL, given
+from gateway.upstream.errors import TransportError
 from gateway.upstream.openai import OpenAIAdapter
 from gateway.upstream.usage import from_openai
-from gateway.upstream.wire import TransportError
 
 if TYPE_CHECKING:
     from gateway.routing.routes import Provider
 
 
 class _Cancelled(msgspec.Struct):
-    usage: Raw | None = None
+    usage: Raw = NULL
 
 
 _cancelled = msgspec.json.Decoder(_Cancelled)
@@ -31,9 +32,11 @@ class EngineAdapter(OpenAIAdapter):
         url = provider.url(f"/requests/{request_id}/cancel")
         try:
             response = await provider.transport.post(url, self.headers(provider, request_id), b"{}")
+            body = await response.aread()
+            await response.aclose()
             if response.status != 200:
                 return None
-            answer = _cancelled.decode(await response.aread())
+            answer = _cancelled.decode(body)
         except (TransportError, msgspec.DecodeError):
             return None
-        return None if answer.usage is None else from_openai(bytes(answer.usage))
+        return from_openai(bytes(answer.usage)) if given(answer.usage) else None

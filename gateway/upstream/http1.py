@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from gateway.upstream.wire import ConnectFailed, ConnectionLost
+from gateway.upstream.errors import ConnectFailed, ConnectionLost
 
 IDLE_S: Final = 30.0
 """How long a pooled connection may wait; a provider that closes it sooner takes it out of the pool by closing."""
@@ -30,6 +30,7 @@ BUFFER_HIGH: Final = 262_144
 """Unread bytes of one answer above which its socket is not read: a slow caller slows the provider, not our memory."""
 
 _MAX_HEADER_BYTES: Final = 65_536
+_MOST_TARGETS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +252,6 @@ class Http1Transport:
         self._targets: dict[str, tuple[Origin, str]] = {}
         self._stopped = False
 
-    async def stream(self, url: str, headers: Mapping[str, str], body: bytes) -> Http1Response:
-        return await self._call("POST", url, headers, body)
-
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Http1Response:
         return await self._call("POST", url, headers, body)
 
@@ -277,7 +275,9 @@ class Http1Transport:
     async def _call(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> Http1Response:
         target = self._targets.get(url)
         if target is None:
-            target = self._targets[url] = _parse(url)
+            target = _parse(url)
+            if len(self._targets) < _MOST_TARGETS:  # addresses that name a request come once and are not kept
+                self._targets[url] = target
         origin, path = target
         head = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         if head.count("\n") != len(headers) or head.count("\r") != len(headers):

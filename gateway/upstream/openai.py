@@ -10,7 +10,7 @@ from msgspec import Raw
 from billing.usage import Usage
 from gateway import errors
 from gateway.errors import ApiError
-from gateway.sse import StreamScanner
+from gateway.sse import NULL, StreamScanner, given
 from gateway.upstream import policy, reshape
 from gateway.upstream.base import Answer, Call, Failure, Outgoing
 from gateway.upstream.redact import ProviderError, read_error, read_error_object, redact
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from gateway.routing.routes import Provider, Route
 
 MOST_RETRY_AFTER_S: Final = 3600.0
-QUOTA_CODES: Final = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "quota_exceeded", "insufficient_balance"})
+QUOTA_CODES: Final = frozenset(
+    {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "quota_exceeded", "insufficient_balance"}
+)
 CALLERS_FAULT: Final = frozenset({400, 413, 422})
 
 _encode = msgspec.json.Encoder().encode
@@ -30,8 +32,8 @@ _INCLUDE_USAGE: Final = Raw(b'{"include_usage":true}')
 
 
 class _Whole(msgspec.Struct):
-    usage: Raw | None = None
-    error: Raw | None = None
+    usage: Raw = NULL
+    error: Raw = NULL
     service_tier: str | None = None
 
 
@@ -88,9 +90,9 @@ class OpenAIAdapter:
             whole = _whole.decode(body)
         except (msgspec.DecodeError, RecursionError) as error:
             raise BadAnswer("the provider's answer is no JSON object") from error
-        if whole.error is not None and bytes(whole.error) != b"null":
+        if given(whole.error):
             raise BadAnswer("the provider answered 200 with an error", bytes(whole.error))
-        usage = None if whole.usage is None else from_openai(bytes(whole.usage))
+        usage = from_openai(bytes(whole.usage)) if given(whole.usage) else None
         return Answer(body, usage, tier_of(whole.service_tier), len(body))
 
     def failure(self, provider: Provider, status: int, retry_after: float | None, body: bytes) -> Failure:
@@ -150,7 +152,9 @@ class OpenAIAdapter:
         return ApiError(status, message, errors.INVALID_REQUEST, param, code)
 
     def _cap(self, fields: dict[str, Raw], call: Call, provider: Provider, output_cap: int) -> None:
-        named = [name for name in ("max_completion_tokens", "max_tokens") if bytes(fields.get(name, b"null")) != b"null"]
+        named = [
+            name for name in ("max_completion_tokens", "max_tokens") if bytes(fields.get(name, b"null")) != b"null"
+        ]
         cap = Raw(str(output_cap).encode())
         for name in named or [self._own_cap_field(call, provider)]:
             fields[name] = cap

@@ -40,7 +40,9 @@ def apply(fields: dict[str, Raw], team_id: str) -> None:
     for name, reason in REFUSED.items():
         raw = fields.get(name)
         if raw is not None and bytes(raw) not in _TRIVIAL:
-            raise bad_request(f"'{name}' cannot be used through this gateway: {reason}.", param=name, code="unsupported_field")
+            raise bad_request(
+                f"'{name}' cannot be used through this gateway: {reason}.", param=name, code="unsupported_field"
+            )
     if "store" in fields:
         fields["store"] = _FALSE
     if "tools" in fields:

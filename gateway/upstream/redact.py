@@ -11,7 +11,9 @@ MASK: Final = "***"
 MOST_CHARS: Final = 2000
 
 _KEY_LIKE: Final = re.compile(
-    r"(?:sk|pk|rk|key|gsk|xai|hf|AIza|Bearer)[-_ ][A-Za-z0-9*_\-./+=]{6,}|AIza[A-Za-z0-9_\-]{10,}|eyJ[A-Za-z0-9_\-]{10,}\.[A-Za-z0-9_\-.]+"
+    r"(?:sk|pk|rk|key|gsk|xai|hf|AIza|Bearer)[-_ ][A-Za-z0-9*_\-./+=]{6,}"
+    r"|AIza[A-Za-z0-9_\-]{10,}"
+    r"|eyJ[A-Za-z0-9_\-]{10,}\.[A-Za-z0-9_\-.]+"
 )
 _SHORTEST_PART: Final = 6
 

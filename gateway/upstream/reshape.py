@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from gateway.sse import payload_of
+from gateway.sse import NULL, given, payload_of
 
 _EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _any = msgspec.json.Decoder(dict[str, Any])
@@ -63,14 +63,18 @@ def _merge(into: dict[str, Any], delta: dict[str, Any]) -> None:
         old = into.get(name)
         if name == "tool_calls":
             into["tool_calls"] = _merge_calls(old or [], value or [])
-        elif isinstance(value, str) and isinstance(old, str) and name not in ("role", "id", "type", "name"):
-            into[name] = old + value
-        elif isinstance(value, list) and isinstance(old, list):
+        elif _grows(name, old, value):
             into[name] = old + value
         elif isinstance(value, dict) and isinstance(old, dict):
             _merge(old, value)
         elif value is not None or name not in into:
             into[name] = value
+
+
+def _grows(name: str, old: Any, value: Any) -> bool:
+    if isinstance(value, list):
+        return isinstance(old, list)
+    return isinstance(value, str) and isinstance(old, str) and name not in ("role", "id", "type", "name")
 
 
 def _merge_calls(calls: list[dict[str, Any]], deltas: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -86,7 +90,7 @@ def _merge_calls(calls: list[dict[str, Any]], deltas: list[dict[str, Any]]) -> l
 
 class _Whole(msgspec.Struct):
     choices: list[dict[str, Raw]] | None = None
-    usage: Raw | None = None
+    usage: Raw = NULL
 
 
 _whole = msgspec.json.Decoder(_Whole)
@@ -114,7 +118,7 @@ def split(body: bytes) -> bytes:
             choice["delta"] = _indexed(choice.pop("message"))
         fields["choices"] = Raw(_encode([choice]))
         events.append(b"data: " + _encode(fields) + b"\n\n")
-    if whole.usage is not None and bytes(whole.usage) != b"null":
+    if given(whole.usage):
         fields["choices"] = Raw(b"[]")
         events.append(b"data: " + _encode({**fields, "usage": whole.usage}) + b"\n\n")
     return b"".join([*events, b"data: [DONE]\n\n"])

@@ -45,6 +45,7 @@ class _Reported(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Reported, strict=False)
+_encode = msgspec.json.Encoder().encode
 _NO_PROMPT: Final = _PromptDetails()
 _NO_COMPLETION: Final = _CompletionDetails()
 
@@ -101,7 +102,9 @@ def _detailed(reported: _Reported) -> Usage:
     cached = counts.take("cached tokens", reported.prompt_cache_hit_tokens if cached is None else cached, prompt)
     audio_input = counts.take("audio input tokens", prompt_details.audio_tokens, prompt - cached)
     image_input = counts.take("image input tokens", prompt_details.image_tokens, prompt - cached - audio_input)
-    written = counts.take("cache write tokens", prompt_details.cache_write_tokens, prompt - cached - audio_input - image_input)
+    written = counts.take(
+        "cache write tokens", prompt_details.cache_write_tokens, prompt - cached - audio_input - image_input
+    )
 
     reasoning = counts.take("reasoning tokens", completion_details.reasoning_tokens)
     completion += _outside(reported, prompt, completion, reasoning)
@@ -135,3 +138,16 @@ def _outside(reported: _Reported, prompt: int, completion: int, reasoning: int) 
         return 0
     beside = reported.total_tokens - prompt - completion
     return beside if beside > 0 and (reasoning == 0 or beside == reasoning) else 0
+
+
+def to_openai(usage: Usage) -> bytes:
+    """OpenAI's usage object for counts that no provider reported in it."""
+    return _encode(
+        {
+            "prompt_tokens": usage.total_input,
+            "completion_tokens": usage.total_output,
+            "total_tokens": usage.total,
+            "prompt_tokens_details": {"cached_tokens": usage.cache_read, "audio_tokens": usage.audio_input},
+            "completion_tokens_details": {"reasoning_tokens": usage.reasoning, "audio_tokens": usage.audio_output},
+        }
+    )

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 import pytest
 import trustme
 
+from gateway.upstream.errors import ConnectFailed, ConnectionLost
 from gateway.upstream.http1 import BUFFER_HIGH, Http1Transport
-from gateway.upstream.wire import ConnectFailed, ConnectionLost
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 11\r\n\r\n" + b'{"ok":true}'
@@ -96,7 +96,7 @@ async def test_an_answer_cut_into_single_bytes_is_the_same_answer() -> None:
 
     async with provider(script) as url:
         transport = Http1Transport()
-        response = await transport.stream(url, {}, b"")
+        response = await transport.post(url, {}, b"")
         assert await response.aread() == b"abcdefg"
         await transport.aclose()
 
@@ -105,7 +105,7 @@ async def test_a_burst_of_chunks_arrives_as_one_piece() -> None:
     burst = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 500 + b"0\r\n\r\n"
     async with provider(answering(burst)) as url:
         transport = Http1Transport()
-        response = await transport.stream(url, {}, b"")
+        response = await transport.post(url, {}, b"")
         assert await response.read_chunk() == b"x" * 500
         assert await response.read_chunk() is None
         await transport.aclose()
@@ -139,7 +139,7 @@ async def test_rule_21_a_body_cut_at_any_byte_is_a_lost_connection_never_a_clean
     async with provider(script) as url:
         transport = Http1Transport()
         with pytest.raises(ConnectionLost):
-            await (await transport.stream(url, {}, b"")).aread()
+            await (await transport.post(url, {}, b"")).aread()
         await transport.aclose()
 
 
@@ -150,7 +150,7 @@ async def test_what_came_before_the_cut_is_delivered_first() -> None:
 
     async with provider(script) as url:
         transport = Http1Transport()
-        response = await transport.stream(url, {}, b"")
+        response = await transport.post(url, {}, b"")
         assert await response.read_chunk() == b"abcd"
         with pytest.raises(ConnectionLost):
             await response.read_chunk()
@@ -200,7 +200,7 @@ async def test_rule_20_closing_a_running_answer_drops_its_connection() -> None:
 
     async with provider(script) as url:
         transport = Http1Transport()
-        response = await transport.stream(url, {}, b"")
+        response = await transport.post(url, {}, b"")
         assert await response.read_chunk() == b"abcd"
         await response.aclose()
         async with asyncio.timeout(1):
@@ -248,7 +248,7 @@ async def test_a_slow_reader_slows_the_provider_and_memory_stays_bounded() -> No
 
     async with provider(script) as url:
         transport = Http1Transport()
-        response = await transport.stream(url, {}, b"")
+        response = await transport.post(url, {}, b"")
         before = -1
         while sent != before:  # until the sockets' own buffers are full and the provider stands still
             before = sent

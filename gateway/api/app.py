@@ -1,0 +1,124 @@
+"""The ASGI application: caller endpoints as raw routes, everything for operators in Litestar behind them.
+
+The caller's routes stand before Litestar's router, not inside it: its dispatch, with the scope state and the middleware stack
+that it sets up, costs a forwarded request more than our own key check, limits and journal together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, Literal, cast
+
+from litestar import Litestar
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+
+from gateway import errors
+from gateway.admin.failures import HANDLERS
+from gateway.admin.routes import admin_router
+from gateway.api.asgi import Receive, Scope, Send, send_error
+from gateway.api.chat import ChatCompletions
+from gateway.api.completions import Completions
+from gateway.api.exchange import Exchange
+from gateway.api.health import Health
+from gateway.api.lookups import KeyLookup, ModelLookup
+from gateway.api.surface import Surface
+from gateway.ids import new_request_id
+from gateway.services import Services
+
+Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
+Part = Literal["all", "callers", "operators"]
+
+SURFACES: Final[dict[str, Surface]] = {
+    "/v1/chat/completions": ChatCompletions(),
+    "/v1/completions": Completions(),
+}
+"""Every route that can cost money, with its surface. All of them run as an `Exchange`: there is no other way in."""
+
+OPERATORS: Final = ("/admin", "/dashboard", "/schema", "/v1/organization/")
+
+
+class Gateway:
+    """Dispatches by path. `part` says which routes this listener serves; health is served by all."""
+
+    def __init__(self, services: Services, part: Part = "all") -> None:
+        self._services = services
+        self._operators = None if part == "callers" else _operators(services)
+        self._callers = part != "operators"
+        health = Health(services)
+        self._posts: dict[str, Surface] = SURFACES if self._callers else {}
+        self._gets: dict[str, Endpoint] = {
+            "/health": health.live,
+            "/health/live": health.live,
+            "/health/ready": health.ready,
+        }
+        if part != "callers":
+            self._gets["/metrics"] = health.metrics
+        self._models = ModelLookup(services)
+        if self._callers:
+            self._gets["/v1/models"] = self._models.every
+            self._gets["/v1/key"] = KeyLookup(services).show
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._other(scope, receive, send)
+            return
+        path: str = scope["path"]
+        surface = self._posts.get(path)
+        if surface is not None and scope["method"] == "POST":
+            await Exchange(self._services, surface, scope, receive, send).run()
+            return
+        await self._look_up(path, scope, receive, send)
+
+    async def _look_up(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        method: str = scope["method"]
+        endpoint = self._gets.get(path)
+        if endpoint is None and self._callers and path.startswith("/v1/models/"):
+            endpoint = self._models.one
+        if endpoint is not None and method in ("GET", "HEAD"):
+            await endpoint(scope, receive, send)
+        elif endpoint is not None:
+            await self._refuse(send, errors.method_not_allowed(method, path, "GET"))
+        elif path in self._posts:
+            await self._refuse(send, errors.method_not_allowed(method, path, "POST"))
+        elif self._operators is not None and path.startswith(OPERATORS):
+            await self._operators(scope, receive, send)
+        else:
+            await self._refuse(send, errors.not_found(path))
+
+    async def _refuse(self, send: Send, error: errors.ApiError) -> None:
+        self._services.metrics.refused.labels(str(error.status)).inc()
+        await send_error(send, error, str(new_request_id()).encode())
+
+    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lifespan, for servers that use it; web sockets are not spoken here."""
+        if scope["type"] != "lifespan":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        await receive()
+        try:
+            await self._services.start()
+        except Exception as error:
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            raise
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._services.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def create_app(services: Services, part: Part = "all") -> Gateway:
+    """The application for one listener. `services` must be started, here by the lifespan or by the caller."""
+    return Gateway(services, part)
+
+
+def _operators(services: Services) -> Endpoint:
+    app = Litestar(
+        route_handlers=[admin_router(services)],
+        openapi_config=OpenAPIConfig(
+            title="Metergate", version="1", path="/schema", render_plugins=[JsonRenderPlugin(path="/openapi.json")]
+        ),
+        exception_handlers=HANDLERS,
+        logging_config=None,
+    )
+    return cast(Endpoint, app)

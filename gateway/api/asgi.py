@@ -1,0 +1,116 @@
+"""The little of ASGI that the caller endpoints need: reading a bounded body, sending an answer, noticing a departure."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, Final
+
+from gateway import errors
+from gateway.errors import ApiError
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+RawHeaders = list[tuple[bytes, bytes]]
+
+JSON: Final = (b"content-type", b"application/json")
+EVENT_STREAM: Final = (b"content-type", b"text/event-stream; charset=utf-8")
+STREAM_HEADERS: Final = (EVENT_STREAM, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+START: Final = "http.response.start"
+BODY: Final = "http.response.body"
+
+
+class CallerLeft(Exception):
+    """The caller closed the connection before the request was whole."""
+
+
+async def read_body(headers: dict[bytes, bytes], receive: Receive, limit_bytes: int) -> bytes:
+    """The request's body, inflated. Raises `ApiError` 413 as soon as it exceeds the limit, 415, 400, or `CallerLeft`."""
+    length = headers.get(b"content-length")
+    if length is not None and len(length) < 20 and int(length) > limit_bytes:
+        raise errors.body_too_large(limit_bytes)
+    message = await receive()
+    if message["type"] != "http.request":
+        raise CallerLeft
+    body: bytes = message.get("body", b"")
+    if message.get("more_body", False):
+        body = await _read_rest(body, receive, limit_bytes)
+    if len(body) > limit_bytes:
+        raise errors.body_too_large(limit_bytes)
+    encoding = headers.get(b"content-encoding")
+    return body if encoding is None else _inflated(body, encoding.strip().lower(), limit_bytes)
+
+
+async def _read_rest(first: bytes, receive: Receive, limit_bytes: int) -> bytes:
+    parts, size, more = [first], len(first), True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise CallerLeft
+        part: bytes = message.get("body", b"")
+        parts.append(part)
+        size += len(part)
+        if size > limit_bytes:
+            raise errors.body_too_large(limit_bytes)
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+def _inflated(body: bytes, encoding: bytes, limit_bytes: int) -> bytes:
+    if encoding in (b"identity", b""):
+        return body
+    if encoding not in (b"gzip", b"x-gzip", b"deflate"):
+        raise errors.unsupported_encoding(encoding[:40].decode("latin-1"))
+    inflater = zlib.decompressobj(wbits=47)  # gzip or zlib, told apart by the header
+    try:
+        plain = inflater.decompress(body, limit_bytes + 1)
+        if len(plain) <= limit_bytes and not inflater.eof:
+            raise errors.bad_request("The compressed request body ends before its end.", code="invalid_encoding")
+    except zlib.error as error:
+        raise errors.bad_request(
+            f"The request body is not valid {encoding.decode('latin-1')}.", code="invalid_encoding"
+        ) from error
+    if len(plain) > limit_bytes:
+        raise errors.body_too_large(limit_bytes)
+    return plain
+
+
+async def send_bytes(send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    await send({"type": START, "status": status, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
+    await send({"type": BODY, "body": body})
+
+
+def error_headers(error: ApiError) -> RawHeaders:
+    return [JSON, *((name.encode("latin-1"), value.encode("latin-1")) for name, value in error.headers.items())]
+
+
+async def send_error(send: Send, error: ApiError, request_id: bytes) -> None:
+    await send_bytes(send, error.status, errors.render(error), [*error_headers(error), (b"x-request-id", request_id)])
+
+
+class Departure:
+    """Whether the caller has left. uvicorn's request object is asked directly; any other server by waiting on `receive`."""
+
+    __slots__ = ("_cycle", "_gone", "_task")
+
+    def __init__(self, receive: Receive) -> None:
+        cycle = getattr(receive, "__self__", None)
+        self._cycle: Any = cycle if hasattr(cycle, "disconnected") else None
+        self._gone = False
+        self._task = None if self._cycle is not None else asyncio.ensure_future(self._wait(receive))
+
+    @property
+    def gone(self) -> bool:
+        return bool(self._cycle.disconnected) if self._cycle is not None else self._gone
+
+    async def _wait(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()

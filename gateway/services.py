@@ -1,0 +1,147 @@
+"""One place that wires the gateway: every long-lived part, built, started and stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.database import open_database
+from gateway.access.authenticator import Authenticator
+from gateway.access.pepper import load_pepper
+from gateway.admission.admission import Admission
+from gateway.admission.memory import MemoryStore
+from gateway.admission.store import LimitStore
+from gateway.api.watch import Watch
+from gateway.catalog import Catalog
+from gateway.metering.journal import Journal
+from gateway.metering.recorder import Recorder
+from gateway.metrics import Metrics
+from gateway.routing.routes import Router
+from gateway.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+GC_YOUNG: Final = 20_000
+"""A request makes a few hundred objects that all die by reference count; only cycles need the collector. The default of 700
+would look for them on every second request; what lives from the start is frozen out of its sight."""
+SETTLE_S: Final = 5.0
+
+
+@dataclass(slots=True)
+class Services:
+    """`journal` is this process's; `watch` looks after running requests; `draining` refuses new ones."""
+
+    settings: Settings
+    database: AsyncEngine
+    catalog: Catalog
+    authenticator: Authenticator
+    admission: Admission
+    router: Router
+    journal: Journal
+    recorder: Recorder
+    metrics: Metrics
+    watch: Watch = field(default_factory=Watch)
+    draining: bool = False
+    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    _started: bool = False
+
+    async def start(self) -> None:
+        """Once; a database that is away only delays readiness. Raises what no waiting mends (`PepperError`)."""
+        if self._started:
+            return
+        self._started = True
+        await self.catalog.start()
+        await self.admission.start()
+        self.recorder.start()
+        self.watch.start()
+        self._watch_metrics()
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GC_YOUNG, 20, 50)
+
+    def drain(self) -> None:
+        """No longer ready, and new requests are refused; running ones go on."""
+        self.draining = True
+
+    async def stop(self) -> None:
+        """After the last request: settle what is still being settled, then ship the journal."""
+        if not self._started:
+            self.journal.stop()
+            await self.database.dispose()
+            return
+        self._started = False
+        self.draining = True
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=SETTLE_S)
+        await self.watch.stop()
+        await self.router.aclose()
+        await self.admission.stop()
+        await asyncio.to_thread(self.journal.stop)
+        await asyncio.to_thread(self.recorder.stop)
+        await self.catalog.stop()
+        await self.database.dispose()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs `work` to its end whatever happens to its request; `stop` waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def not_ready(self) -> list[str]:
+        """Why this process should get no requests now; empty when it should."""
+        reasons = []
+        if not self.catalog.ready:
+            reasons.append(self.catalog.refused or "the catalog has not been read from the database yet")
+        if not self.journal.writable:
+            reasons.append(self.journal.trouble or "the journal cannot be written")
+        if self.draining:
+            reasons.append("shutting down")
+        return reasons
+
+    def _watch_metrics(self) -> None:
+        metrics, journal = self.metrics, self.journal
+        metrics.watch(metrics.in_flight, lambda: float(len(self.watch.running)))
+        metrics.watch(metrics.journal_writable, lambda: 1.0 if journal.writable else 0.0)
+        metrics.watch(metrics.catalog_stale, self.catalog.age_s)
+
+
+async def build_services(settings: Settings) -> Services:
+    """Everything wired, nothing started. Takes the journal's folder under `settings.home`; the database must be migrated.
+
+    Raises `SettingsError` (pepper), `JournalFull` or `JournalBroken`.
+    """
+    database = open_database(settings.database_url)
+    metrics = Metrics()
+    pepper = load_pepper(settings)
+    catalog = Catalog(database, pepper)
+    authenticator = Authenticator(
+        catalog, pepper, trusted_proxies=settings.proxy_networks(), auth_stale_s=settings.auth_stale_s
+    )
+    folder = settings.home / "journal"
+    journal = Journal(folder, settings.journal)
+    recorder = Recorder(folder, settings.database_url, settings.journal, metrics, journal=journal)
+    return Services(
+        settings=settings,
+        database=database,
+        catalog=catalog,
+        authenticator=authenticator,
+        admission=Admission(catalog, _limit_store(settings), settings),
+        router=Router(settings),
+        journal=journal,
+        recorder=recorder,
+        metrics=metrics,
+    )
+
+
+def _limit_store(settings: Settings) -> LimitStore:
+    if settings.redis_url is None:
+        return MemoryStore()
+    from gateway.admission.valkey import ValkeyStore
+
+    return ValkeyStore(settings.redis_url)

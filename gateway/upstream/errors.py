@@ -1,0 +1,20 @@
+"""What can go wrong on the wire to a provider.
+
+TransportError
+├── ConnectFailed      nothing reached the provider: safe to try elsewhere
+└── ConnectionLost     the provider was reached and then went away
+"""
+
+from __future__ import annotations
+
+
+class TransportError(Exception):
+    """The message names what happened, never an address with credentials or a key."""
+
+
+class ConnectFailed(TransportError):
+    pass
+
+
+class ConnectionLost(TransportError):
+    pass

@@ -1,0 +1,112 @@
+"""Laws of the circuit breaker and of the retry budget, on a simulated clock."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.routing.breaker import CONSECUTIVE, COOLDOWN_S, MOST_COOLDOWN_S, PROBE_LIMIT_S, WINDOW, Breaker, State
+from gateway.routing.retries import BURST, MOST_PAUSE_S, MOST_RETRY_AFTER_S, PER_SECOND, SHARE, RetryBudget, pause_s
+
+
+def tripped(now_s: float = 0.0) -> Breaker:
+    breaker = Breaker()
+    for _ in range(CONSECUTIVE):
+        breaker.failure(now_s)
+    return breaker
+
+
+def test_consecutive_failures_open_the_circuit() -> None:
+    breaker = Breaker()
+    for _ in range(CONSECUTIVE - 1):
+        breaker.failure(0.0)
+    assert breaker.state(0.0) is State.CLOSED
+    breaker.failure(0.0)
+    assert breaker.state(0.0) is State.OPEN and not breaker.allows(0.0)
+
+
+def test_half_of_the_last_calls_failing_opens_it_too() -> None:
+    breaker = Breaker()
+    for _ in range(WINDOW // 2):
+        breaker.success()
+        breaker.failure(0.0)
+    assert breaker.state(0.0) is State.OPEN
+
+
+def test_after_the_wait_one_probe_goes_out_at_a_time() -> None:
+    breaker = tripped()
+    assert breaker.state(COOLDOWN_S) is State.HALF_OPEN and breaker.allows(COOLDOWN_S)
+    breaker.begin(COOLDOWN_S)
+    assert not breaker.allows(COOLDOWN_S + 1)
+    breaker.success()
+    assert breaker.state(COOLDOWN_S + 1) is State.CLOSED and breaker.allows(COOLDOWN_S + 1)
+
+
+def test_a_failed_probe_doubles_the_wait_up_to_its_bound() -> None:
+    breaker, now_s, wait_s = tripped(), 0.0, COOLDOWN_S
+    for _ in range(8):
+        now_s += breaker.opens_in_s(now_s)
+        breaker.begin(now_s)
+        breaker.failure(now_s)
+        wait_s = min(wait_s * 2, MOST_COOLDOWN_S)
+        assert breaker.opens_in_s(now_s) == wait_s
+
+
+def test_a_probe_whose_caller_left_frees_the_place() -> None:
+    breaker = tripped()
+    breaker.begin(COOLDOWN_S)
+    breaker.abandoned()
+    assert breaker.allows(COOLDOWN_S)
+
+
+def test_a_probe_that_never_reports_does_not_block_for_ever() -> None:
+    breaker = tripped()
+    breaker.begin(COOLDOWN_S)
+    assert breaker.allows(COOLDOWN_S + PROBE_LIMIT_S + 1)
+
+
+def test_retry_after_is_honoured_although_the_circuit_is_closed() -> None:
+    breaker = Breaker()
+    breaker.failure(0.0, 3.0)
+    assert not breaker.allows(2.9) and breaker.allows(3.0)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ok", "bad", "left"]), st.floats(0, 10)), max_size=200))
+def test_an_open_circuit_never_lets_a_call_through(steps: list[tuple[str, float]]) -> None:
+    breaker, now_s = Breaker(), 0.0
+    for what, after_s in steps:
+        now_s += after_s
+        if breaker.state(now_s) is State.OPEN:
+            assert not breaker.allows(now_s) and breaker.opens_in_s(now_s) > 0
+            continue
+        if not breaker.allows(now_s):
+            continue
+        breaker.begin(now_s)
+        if what == "ok":
+            breaker.success()
+            assert breaker.allows(now_s)
+        elif what == "bad":
+            breaker.failure(now_s)
+        else:
+            breaker.abandoned()
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.integers(0, 5)), min_size=1, max_size=300))
+def test_rule_23_retries_stay_within_their_budget(steps: list[tuple[float, int]]) -> None:
+    budget, now_s, taken = RetryBudget(), 0.0, 0
+    for requests, (after_s, wanted) in enumerate(steps, 1):
+        now_s += after_s
+        budget.request(now_s)
+        taken += sum(budget.take() for _ in range(wanted))
+        assert taken <= BURST + SHARE * requests + PER_SECOND * now_s
+
+
+def test_rule_23_a_pause_is_never_shorter_than_the_provider_asked_and_a_long_one_is_not_waited_for() -> None:
+    jitter = random.Random(1)
+    assert pause_s(1, 2.5, jitter) == 2.5
+    assert pause_s(1, MOST_RETRY_AFTER_S + 1, jitter) is None
+    for again in range(1, 12):
+        pause = pause_s(again, None, jitter)
+        assert pause is not None and 0.1 <= pause <= MOST_PAUSE_S
