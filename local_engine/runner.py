@@ -1,23 +1,182 @@
-"""The model runner: weights, the KV pool and one step of a mixed batch."""
+"""The model runner: weights, the KV pool and one step of a mixed batch.
+
+Imports torch, numpy, numba or triton (by way of kernels) and, for the files themselves, safetensors or gguf; so it runs on a
+bare GPU machine.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import time
 from collections.abc import Callable, Sequence
+from itertools import accumulate
+from pathlib import Path
 
-from local_engine.batch import BLOCK_SIZE, ScheduledSequence, StepOutput
-from local_engine.config import EngineConfig
+import numpy as np
+import torch
+from kernels.batch import StepLayout
+from kernels.dispatch import choose_operations
+
+from .batch import ScheduledSequence, StepOutput
+from .config import BLOCK_SIZE, EngineConfig
+from .errors import ConfigError, OutOfMemory
+from .kv_cache import allocate, plan_blocks
+from .models.config import ModelConfig
+from .models.registry import model_class
+from .sampler import sample
+from .weights.model_store import resolve_model
+from .weights.source import open_weights
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class ModelRunner:
-    """Loads the model that `config` names, owns its KV pool, executes steps. One thread calls it."""
+    """Loads the model that `config` names, owns its KV pool, executes steps. One thread calls it.
+
+    `progress` receives short texts while weights load. Raises `ModelError`, `ConfigError` or `OutOfMemory` at construction.
+    """
 
     block_size = BLOCK_SIZE
-    num_blocks: int
-    vocab_size: int
-    max_model_len: int
 
     def __init__(self, config: EngineConfig, progress: Callable[[str], None] | None = None) -> None:
-        raise RuntimeError("being built")
+        began = time.monotonic()
+        say = progress or (lambda text: None)
+        self.device = _device(config)
+        threads = config.cpu_threads or usable_cores()
+        torch.set_num_threads(threads)
+        say("opening the weights")
+        source = open_weights(resolve_model(config.model))
+        model = source.config
+        self.vocab_size = model.vocab_size
+        self.max_model_len = _context(config, model)
+        dtype = _dtype(config, model, self.device)
+        say("preparing the kernels (the first start on a machine compiles them: about half a minute)")
+        operations = choose_operations(
+            self.device,
+            dtype,
+            threads=threads,
+            capacity=config.max_num_batched_tokens,
+            max_context=self.max_model_len,
+            sizes=(model.hidden_size, model.intermediate_size, model.head_dim),
+        )
+        kv_dtype = _kv_dtype(config, operations.dtype, self.device)
+        try:
+            self._model = model_class(model.architecture)(
+                source,
+                operations,
+                max_context=self.max_model_len,
+                device=self.device,
+                threads=threads,
+                progress=say,
+            )
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise OutOfMemory(f"the weights do not fit into memory ({error}): serve a smaller or quantised model") from error
+        self.num_blocks = plan_blocks(config, model, kv_dtype, self.device)
+        cache = allocate(model, self.num_blocks, kv_dtype, self.device)
+        self._model.attach(cache)
+        self.precision = (
+            f"weights {source.precision} at their own bits, {operations.name}, "
+            f"KV cache {str(kv_dtype).removeprefix('torch.')} ({self.num_blocks} blocks of {BLOCK_SIZE})"
+        )
+        """For the start-up line: what numbers this process computes with."""
+        logger.info("%s: %s; loaded in %.1f s", config.model, self.precision, time.monotonic() - began)
 
+    @torch.inference_mode()
     def execute(self, batch: Sequence[ScheduledSequence]) -> StepOutput:
-        raise RuntimeError("being built")
+        """Computes every sequence's tokens in one pass and draws a token where one is due."""
+        ids, layout = lay_out(batch, self.device)
+        sampling = [number for number, sequence in enumerate(batch) if sequence.samples]
+        rows = torch.tensor([layout.query_start[number + 1] - 1 for number in sampling], dtype=torch.int64)
+        logits = self._model.step(ids, layout, rows)
+        tokens: list[int | None] = [None] * len(batch)
+        failed: list[int] = []
+        if sampling:
+            for number, token in zip(sampling, sample(logits, [batch[n] for n in sampling]), strict=True):
+                tokens[number] = token
+                if token is None:
+                    failed.append(batch[number].sequence_id)
+        return StepOutput(tokens, failed)
+
+    @torch.inference_mode()
+    def logits(self, batch: Sequence[ScheduledSequence]) -> torch.Tensor:
+        """float32 [tokens of the batch, vocab]: every token's logits, for comparisons with an oracle."""
+        ids, layout = lay_out(batch, self.device)
+        return self._model.step(ids, layout, torch.arange(layout.tokens))
+
+
+def lay_out(batch: Sequence[ScheduledSequence], device: torch.device) -> tuple[torch.Tensor, StepLayout]:
+    """Token ids [T] on the host, and the step's layout on `device`."""
+    counts = [len(sequence.token_ids) for sequence in batch]
+    contexts = [sequence.start + count for sequence, count in zip(batch, counts, strict=True)]
+    tables = np.zeros((len(batch), max(-(-context // BLOCK_SIZE) for context in contexts)), dtype=np.int64)
+    for row, (sequence, context) in enumerate(zip(batch, contexts, strict=True)):
+        width = -(-context // BLOCK_SIZE)
+        tables[row, :width] = sequence.block_table[:width]
+    query_start = [0, *accumulate(counts)]
+    owner = np.repeat(np.arange(len(batch)), counts)
+    first = np.array([sequence.start for sequence in batch]) - np.array(query_start[:-1])
+    positions = np.arange(query_start[-1]) + first[owner]
+    slots = tables[owner, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    ids = torch.tensor([token for sequence in batch for token in sequence.token_ids], dtype=torch.int64)
+    layout = StepLayout(
+        query_start=query_start,
+        context=contexts,
+        positions=torch.from_numpy(positions).to(device),
+        slots=torch.from_numpy(slots).to(device),
+        block_tables=torch.from_numpy(tables).to(device),
+    )
+    return ids, layout
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity, or its cgroup's quota where that is less."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return cores
+
+
+def _device(config: EngineConfig) -> torch.device:
+    if config.tensor_parallel_size > 1:
+        raise ConfigError("--tensor-parallel-size above 1 is not supported yet: start one engine per device instead")
+    if config.quantization not in (None, "gguf"):
+        raise ConfigError(
+            f"--quantization {config.quantization} is not supported yet: leave it out (a GGUF file runs at its own bits)"
+        )
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch sees no GPU here (a CPU build of torch, or no driver); use --device cpu")
+    return torch.device(config.device)
+
+
+def _context(config: EngineConfig, model: ModelConfig) -> int:
+    longest = model.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > longest:
+        raise ConfigError(f"--max-model-len {config.max_model_len} is more than the model's {longest} positions")
+    return config.max_model_len or longest
+
+
+def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
+    """The activations' type on `device`. The CPU's kernels compute in float32, wider than any stored type."""
+    if device.type == "cpu":
+        return torch.float32
+    if config.dtype != "auto":
+        return DTYPES[config.dtype]
+    return torch.bfloat16 if model.dtype == "float32" else DTYPES[model.dtype]
+
+
+def _kv_dtype(config: EngineConfig, activations: torch.dtype, device: torch.device) -> torch.dtype:
+    asked = config.kv_cache_dtype if config.kv_cache_dtype != "auto" else config.dtype
+    if asked == "auto":
+        return activations
+    if asked not in DTYPES or (device.type == "cpu" and asked == "float16"):
+        raise ConfigError(f"a KV cache of {asked} is not supported on {device.type}: use float32 or bfloat16")
+    return DTYPES[asked]

@@ -10,6 +10,7 @@ how many sequences) stands in a small header that the operations read. So a tape
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import os
 import sys
@@ -56,10 +57,17 @@ binding.add_symbol(
 
 
 def _cache_folder() -> str:
-    """Compiled kernels stay here from one start to the next."""
+    """Compiled kernels stay here from one start to the next.
+
+    numba compares the date of the file that holds a function, not of those it takes intrinsics from; so the folder is named
+    after the contents of all our sources.
+    """
     home = os.environ.get("METERGATE_HOME")
     base = Path(home) / "var" if home else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "metergate"
-    return str(base / "numba")
+    digest = hashlib.sha256(numba.__version__.encode())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return str(base / "numba" / digest.hexdigest()[:16])
 
 
 if "NUMBA_CACHE_DIR" not in os.environ:

@@ -1,0 +1,200 @@
+"""The operations on the CPU: recorded once as a tape over buffers that never move, then replayed for every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..batch import BLOCK, StepLayout
+from ..linear import GROUP, PANEL, Panels, StoredWeight, pack
+from ..operations import Matrix
+from . import attention, elementwise, linear
+from .tape import Tape, float_bits
+
+_LINEAR = {
+    "f32": linear.linear_f32,
+    "bf16": linear.linear_bf16,
+    "f16": linear.linear_f16,
+    "q8_0": linear.linear_q8_0,
+    "q4_1": linear.linear_q4_1,
+    "q4_0": linear.linear_q4_0,
+}
+_ATTEND = {torch.float32: attention.attend_f32, torch.bfloat16: attention.attend_bf16}
+_CACHE_STORAGE = {torch.float32: 0, torch.bfloat16: 1}
+TASKS_PER_THREAD = 8
+"""Tasks of a matrix per thread: enough to even out a thread that the system has put aside, few enough to stay cheap."""
+
+
+class PanelMatrix:
+    """One matrix as runs of panels; several where its parts are stored differently."""
+
+    def __init__(self, runs: list[Panels]) -> None:
+        self.runs = runs
+
+    @property
+    def outputs(self) -> int:
+        return sum(run.outputs for run in self.runs)
+
+
+class CpuOperations:
+    """numba kernels in torch's thread pool; float32 activations; weights at their own bits."""
+
+    dtype = torch.float32
+
+    def __init__(self, threads: int, capacity: int, max_context: int) -> None:
+        """`capacity`: tokens per step; `max_context`: longest context of a sequence."""
+        self.name = f"numba kernels on {threads} CPU threads, float32 activations"
+        self.threads, self.capacity = threads, capacity
+        self._columns = -(-max_context // PANEL) * PANEL
+        self._header: NDArray[np.int64] = np.zeros(2, dtype=np.int64)
+        self._positions: NDArray[np.int64] = np.zeros(capacity, dtype=np.int64)
+        self._slots: NDArray[np.int64] = np.zeros(capacity, dtype=np.int64)
+        self._items: NDArray[np.int64] = np.zeros((capacity, 4), dtype=np.int64)
+        self._tables: NDArray[np.int64] = np.zeros((capacity, -(-max_context // BLOCK)), dtype=np.int64)
+        self._scratch: NDArray[np.uint8] = np.zeros(threads * linear.SCRATCH_BYTES, dtype=np.uint8)
+        self._attention_scratch: NDArray[np.uint8] | None = None
+        self._recorded: dict[Callable[[], None], Tape] = {}
+        self._tape: Tape | None = None
+
+    def buffer(self, width: int) -> torch.Tensor:
+        return torch.empty(self.capacity, -(-width // PANEL) * PANEL, dtype=torch.float32)[:, :width]
+
+    def pack(self, parts: Sequence[StoredWeight]) -> Matrix:
+        if len({part.storage for part in parts}) == 1:
+            return PanelMatrix([pack(parts)])
+        return PanelMatrix([pack([part]) for part in parts])
+
+    def vector(self, values: torch.Tensor) -> torch.Tensor:
+        return values.float().contiguous()
+
+    def run(self, forward: Callable[[], None], layout: StepLayout) -> None:
+        tape = self._recorded.get(forward)
+        if tape is None:
+            self._tape = tape = Tape()
+            forward()
+            self._tape = None
+            self._recorded[forward] = tape
+        self._place(layout)
+        tape.run(self.threads)
+
+    def _place(self, layout: StepLayout) -> None:
+        """Copies what changes from step to step to where the tape reads it."""
+        tokens = layout.tokens
+        items = attention_items(layout)
+        self._positions[:tokens] = layout.positions.numpy()
+        self._slots[:tokens] = layout.slots.numpy()
+        self._tables[: layout.sequences, : layout.block_tables.shape[1]] = layout.block_tables.numpy()
+        self._items[: len(items)] = items
+        self._header[:] = tokens, len(items)
+
+    def _record(self) -> Tape:
+        assert self._tape is not None, "outside run()"
+        return self._tape
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
+        self._add_norm(self._record(), self._header, x, weight, eps, out)
+
+    def _add_norm(
+        self,
+        tape: Tape,
+        header: NDArray[np.int64],
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        out: torch.Tensor,
+    ) -> None:
+        arguments = [
+            x.data_ptr(), _stride(x), weight.data_ptr(), out.data_ptr(), _stride(out), x.shape[1], float_bits(eps),
+        ]  # fmt: skip
+        tape.add(elementwise.rms_norm, header, arguments, (x, weight, out))
+
+    def linear(self, x: torch.Tensor, weight: Matrix, out: torch.Tensor, add: bool = False) -> None:
+        self._add_linear(self._record(), self._header, x, weight, out, add)
+
+    def _add_linear(
+        self, tape: Tape, header: NDArray[np.int64], x: torch.Tensor, weight: Matrix, out: torch.Tensor, add: bool
+    ) -> None:
+        assert isinstance(weight, PanelMatrix)
+        column = 0
+        for run in weight.runs:
+            per_task = max(1, run.panels // (self.threads * TASKS_PER_THREAD))
+            arguments = [
+                x.data_ptr(), _stride(x), run.data.data_ptr(), run.groups, run.panels,
+                out.data_ptr() + 4 * column, _stride(out), int(add), per_task, self._scratch.ctypes.data,
+            ]  # fmt: skip
+            tape.add(_LINEAR[run.storage], header, arguments, (x, run, out))
+            column += run.outputs
+
+    def rotary_write(
+        self,
+        qkv: torch.Tensor,
+        tables: tuple[torch.Tensor, torch.Tensor],
+        caches: tuple[torch.Tensor, torch.Tensor],
+        heads: int,
+    ) -> None:
+        cos, sin = tables
+        keys, values = caches
+        _, kv_heads, _, size = keys.shape
+        arguments = [
+            qkv.data_ptr(), _stride(qkv), cos.data_ptr(), sin.data_ptr(), self._positions.ctypes.data,
+            self._slots.ctypes.data, keys.data_ptr(), values.data_ptr(), heads, kv_heads, size,
+            _CACHE_STORAGE[keys.dtype], self._scratch.ctypes.data,
+        ]  # fmt: skip
+        self._record().add(elementwise.rotary_write, self._header, arguments, (qkv, tables, caches))
+
+    def attention(
+        self, qkv: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], heads: int, out: torch.Tensor
+    ) -> None:
+        keys, values = caches
+        _, kv_heads, _, size = keys.shape
+        per_thread = attention.TILE * (2 * size + self._columns) * 4
+        if self._attention_scratch is None:
+            self._attention_scratch = np.zeros(self.threads * per_thread, dtype=np.uint8)
+        arguments = [
+            qkv.data_ptr(), _stride(qkv), out.data_ptr(), _stride(out), keys.data_ptr(), values.data_ptr(),
+            self._tables.ctypes.data, self._tables.strides[0], self._items.ctypes.data, heads, kv_heads, size,
+            float_bits(size**-0.5), self._attention_scratch.ctypes.data, per_thread, self._columns,
+        ]  # fmt: skip
+        self._record().add(_ATTEND[keys.dtype], self._header, arguments, (qkv, caches, out))
+
+    def silu_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
+        arguments = [gate_up.data_ptr(), _stride(gate_up), out.data_ptr(), _stride(out), out.shape[1]]
+        self._record().add(elementwise.silu_mul, self._header, arguments, (gate_up, out))
+
+    def logits(self, x: torch.Tensor, norm: torch.Tensor, eps: float, head: Matrix) -> torch.Tensor:
+        rows, width = x.shape[0], -(-head.outputs // PANEL) * PANEL
+        header = np.array([rows, 0], dtype=np.int64)
+        normed, out = torch.empty(rows, x.shape[1]), torch.empty(rows, width)
+        tape = Tape()
+        self._add_norm(tape, header, x, norm, eps, normed)
+        self._add_linear(tape, header, normed, head, out, add=False)
+        tape.run(self.threads)
+        return out[:, : head.outputs]
+
+
+def attention_items(layout: StepLayout) -> NDArray[np.int64]:
+    """Work items [n, 4]: sequence, first token in the batch, tokens, position of the first; the longest ones first."""
+    starts = np.asarray(layout.query_start, dtype=np.int64)
+    counts = np.diff(starts)
+    first_position = np.asarray(layout.context, dtype=np.int64) - counts
+    pieces = -(-counts // attention.QUERY_TOKENS)
+    sequence = np.repeat(np.arange(len(counts)), pieces)
+    piece = np.arange(len(sequence)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    offset = piece * attention.QUERY_TOKENS
+    length = np.minimum(counts[sequence] - offset, attention.QUERY_TOKENS)
+    items = np.stack([sequence, starts[sequence] + offset, length, first_position[sequence] + offset], axis=1)
+    work = items[:, 2] * (items[:, 3] + items[:, 2])
+    return items[np.argsort(-work, kind="stable")]
+
+
+def fits(hidden: int, intermediate: int, head_dim: int) -> bool:
+    """True when these kernels can serve a model of such sizes."""
+    return hidden % GROUP == 0 and intermediate % GROUP == 0 and head_dim % PANEL == 0
+
+
+def _stride(tensor: torch.Tensor) -> int:
+    """Bytes from one row to the next."""
+    return tensor.stride(0) * tensor.element_size()

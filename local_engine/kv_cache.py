@@ -1,0 +1,98 @@
+"""The KV pool: how much memory it gets, and its tensors."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .config import BLOCK_SIZE, EngineConfig
+from .errors import OutOfMemory
+from .models.config import ModelConfig
+
+GIB = 1 << 30
+CPU_SHARE = 0.4
+"""Of what is free after the weights."""
+CPU_MOST = 4 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """Per layer, keys and values as [blocks, kv_heads, 16, head_dim]."""
+
+    layers: list[tuple[torch.Tensor, torch.Tensor]]
+    num_blocks: int
+
+
+def block_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers, keys and values together."""
+    return 2 * model.layers * model.kv_heads * BLOCK_SIZE * model.head_dim * dtype.itemsize
+
+
+def plan_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
+    """How many blocks fit; one sequence of the longest context fits at least, or `OutOfMemory` says what would.
+
+    A context length that the caller did not ask for is lowered instead (`fit_context`), so here only one block must fit.
+    """
+    if config.num_blocks_override is not None:
+        return config.num_blocks_override
+    size = block_bytes(model, dtype)
+    budget = config.kv_cache_memory_bytes or _free_bytes(config, device)
+    most_useful = config.max_num_seqs * -(-(config.max_model_len or model.max_position_embeddings) // BLOCK_SIZE)
+    blocks = min(budget // size, most_useful)
+    if blocks < 1:
+        raise OutOfMemory(
+            f"the KV cache has room for {budget:,} bytes, but one block of {BLOCK_SIZE} tokens takes {size:,}: give it more by "
+            "--kv-cache-memory-bytes, or serve a smaller model"
+        )
+    return blocks
+
+
+def allocate(model: ModelConfig, num_blocks: int, dtype: torch.dtype, device: torch.device) -> KVCache:
+    """Zeroed, so that no read of it is ever a NaN that nobody wrote. Raises `OutOfMemory`."""
+    shape = (num_blocks, model.kv_heads, BLOCK_SIZE, model.head_dim)
+    try:
+        layers = [
+            (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+            for _ in range(model.layers)
+        ]
+    except RuntimeError as error:
+        total = num_blocks * block_bytes(model, dtype)
+        raise OutOfMemory(
+            f"no memory for a KV cache of {total:,} bytes ({num_blocks} blocks): lower --kv-cache-memory-bytes, "
+            "--max-model-len or --gpu-memory-utilization, or raise --tensor-parallel-size"
+        ) from error
+    return KVCache(layers, num_blocks)
+
+
+def _free_bytes(config: EngineConfig, device: torch.device) -> int:
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, int(free - total * (1 - config.gpu_memory_utilization)))
+    return min(CPU_MOST, int(CPU_SHARE * free_memory_bytes()))
+
+
+def free_memory_bytes() -> int:
+    """What this process may still take: the machine's available memory, or less where its cgroup says so."""
+    free = _available_memory()
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            free = min(free, int(Path(limit).read_text()) - int(Path(used).read_text()))
+        except (OSError, ValueError):
+            continue
+    return max(0, free)
+
+
+def _available_memory() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -1,0 +1,111 @@
+"""What a model is, in one form, whether a config.json or a GGUF header said so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Sizes and constants of a decoder-only transformer."""
+
+    architecture: str
+    """As in config.json's `architectures`, or GGUF's `general.architecture`."""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: Mapping[str, Any] | None
+    max_position_embeddings: int
+    """Longest context, tokens. A sliding window, if there is one, bounds it: within the window attention is full."""
+    tie_word_embeddings: bool
+    dtype: str
+    """float32, float16 or bfloat16: the type that the weights were saved in."""
+
+
+def read_folder_config(folder: Path) -> ModelConfig:
+    """From config.json. Raises `ModelError` when it is missing, not JSON or lacks a size."""
+    path = folder / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return _from_huggingface(values)
+    except FileNotFoundError as error:
+        raise ModelError(f"{folder} has no config.json: copy it from the model's repository") from error
+    except (ValueError, TypeError, IndexError) as error:
+        raise ModelError(f"{path} is not a model's configuration ({error}): download it again") from error
+    except KeyError as error:
+        raise ModelError(f"{path} has no {error}: download it again, or take another model") from error
+
+
+def _from_huggingface(values: Mapping[str, Any]) -> ModelConfig:
+    heads = int(values["num_attention_heads"])
+    for key in ("attention_bias", "mlp_bias"):
+        if values.get(key):
+            raise ModelError(f"config.json sets {key}: models with biases are not supported yet")
+    rope = values.get("rope_parameters") or values.get("rope_scaling")
+    context = int(values["max_position_embeddings"])
+    window = values.get("sliding_window")
+    if window and values.get("use_sliding_window", True):
+        context = min(context, int(window))
+    return ModelConfig(
+        architecture=values["architectures"][0],
+        vocab_size=int(values["vocab_size"]),
+        hidden_size=int(values["hidden_size"]),
+        intermediate_size=int(values["intermediate_size"]),
+        layers=int(values["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=int(values.get("num_key_value_heads") or heads),
+        head_dim=int(values.get("head_dim") or int(values["hidden_size"]) // heads),
+        rms_norm_eps=float(values["rms_norm_eps"]),
+        rope_theta=float((rope or {}).get("rope_theta") or values.get("rope_theta") or 10000.0),
+        rope_scaling=rope,
+        max_position_embeddings=context,
+        tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
+        dtype=str(values.get("dtype") or values.get("torch_dtype") or "float32"),
+    )
+
+
+def read_gguf_config(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> ModelConfig:
+    """From a GGUF header. Raises `ModelError` when it lacks a size."""
+    architecture = str(metadata.get("general.architecture", ""))
+
+    def value(key: str, default: Any = None) -> Any:
+        found = metadata.get(f"{architecture}.{key}", default)
+        if found is None:
+            raise ModelError(f"{path} has no {architecture}.{key} in its header: convert the model again")
+        return found
+
+    heads, hidden = int(value("attention.head_count")), int(value("embedding_length"))
+    scaling: dict[str, Any] | None = None
+    kind = str(value("rope.scaling.type", "none"))
+    if kind != "none":
+        scaling = {"rope_type": kind, "factor": value("rope.scaling.factor", 1.0)}
+    window = int(value("attention.sliding_window", 0))
+    context = int(value("context_length"))
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=int(tensors["token_embd.weight"].shape[0]) if "token_embd.weight" in tensors else value("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=int(value("feed_forward_length")),
+        layers=int(value("block_count")),
+        heads=heads,
+        kv_heads=int(value("attention.head_count_kv", heads)),
+        head_dim=int(value("attention.key_length", hidden // heads)),
+        rms_norm_eps=float(value("attention.layer_norm_rms_epsilon")),
+        rope_theta=float(value("rope.freq_base", 10000.0)),
+        rope_scaling=scaling,
+        max_position_embeddings=min(context, window) if window else context,
+        tie_word_embeddings="output.weight" not in tensors,
+        dtype="float32",
+    )

@@ -1,0 +1,43 @@
+"""Where a model's tensors come from, under the names that Hugging Face's Llama gives them, whatever the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from kernels.linear import StoredWeight
+
+from ..models.config import ModelConfig
+from .embedding import Embedding
+
+
+class WeightSource(Protocol):
+    """Thread-safe: a model asks for its tensors from several threads."""
+
+    config: ModelConfig
+    precision: str
+    """The stored types, for the start-up line."""
+
+    def matrix(self, name: str) -> StoredWeight:
+        """A linear layer's weight at its own bits. Raises `ModelError` when it is missing or of the wrong shape."""
+
+    def vector(self, name: str) -> torch.Tensor:
+        """A norm's weight, float32."""
+
+    def embedding(self, name: str) -> Embedding:
+        """The token embedding, for looking rows up."""
+
+    def rotary_factors(self) -> torch.Tensor | None:
+        """Divisors of the rotary frequencies, where the file brings its own (GGUF's Llama 3.1)."""
+
+
+def open_weights(path: Path) -> WeightSource:
+    """The weights in a folder or .gguf file. Raises `ModelError`."""
+    if path.is_dir():
+        from .safetensors import SafetensorsSource
+
+        return SafetensorsSource(path)
+    from .gguf_source import GGUFSource
+
+    return GGUFSource(path)
