@@ -61,16 +61,16 @@ class _Held:
 
     __slots__ = ("bucket", "requests", "state", "tokens")
 
-    def __init__(self, state: _ScopeState, limits: Limits, tokens: int) -> None:
+    def __init__(self, state: _ScopeState, limits: Limits, tokens: int, bucket: int) -> None:
         self.state = state
         self.requests = 0 if limits.requests_per_minute is None else 1
         self.tokens = None if limits.tokens_per_minute is None else tokens
-        self.bucket = state.requests.head
+        self.bucket = bucket
         state.parallel += 1
         if self.requests:
-            state.requests.add(1)
+            state.requests.add(1, bucket)
         if self.tokens is not None:
-            state.tokens.add(self.tokens)
+            state.tokens.add(self.tokens, bucket)
 
     def correct(self, requests: int, tokens: int, bucket: int) -> None:
         """Replace what was counted by the actual figures, as far as its second is still in the minute at `bucket`."""
@@ -167,11 +167,7 @@ class MemoryStore:
             for held in lease.held:
                 held.state.parallel -= 1
                 held.correct(held.requests, tokens, now_us // SECOND_US)
-        posted = {(charge.budget_id, charge.window): amounts.get(charge.budget_id, 0) for charge in claim.charges}
-        if claim.request_id not in self._unshipped and any(posted.values()):
-            self._unshipped[claim.request_id] = posted
-            for charge in claim.charges:
-                self._budget(charge).spent += posted[charge.budget_id, charge.window]
+        self._post(claim, amounts)
         return True
 
     async def release(self, claim: Claim) -> bool:
@@ -194,6 +190,17 @@ class MemoryStore:
             lease = self._leases.get(claim.request_id)
             if lease is not None:
                 lease.expires_us = max(lease.expires_us, now_us + claim.ttl_us)
+
+    async def register(
+        self, held: Sequence[tuple[Claim, int]], settled: Sequence[tuple[Claim, Mapping[int, int]]]
+    ) -> None:
+        """Count, unchecked, leases (with the us of their admission) and settlements that were made elsewhere."""
+        now_us = self._clock()
+        for claim, admitted_us in held:
+            if claim.request_id not in self._leases and claim.request_id not in self._finished:
+                self._hold(claim, self._states(claim, now_us), now_us, min(admitted_us, now_us) // SECOND_US)
+        for claim, amounts in settled:
+            self._post(claim, amounts)
 
     async def unshipped(self, windows: Collection[BudgetWindow], limit: int) -> Unshipped:
         settled: dict[UUID, dict[BudgetWindow, int]] = {}
@@ -239,6 +246,11 @@ class MemoryStore:
             states[window] = BudgetState(budget.version > 0, budget.spent, budget.reserved) if budget else BudgetState()
         return View(state.counters(now_us), states)
 
+    def base_nano(self, window: BudgetWindow) -> int | None:
+        """The database's sum as last reconciled; None when the period was never seeded."""
+        budget = self._budgets.get((window.budget_id, window.window))
+        return budget.base if budget and budget.version else None
+
     def _states(self, claim: Claim, now_us: int) -> list[_ScopeState]:
         """The scopes of a claim, slid to now."""
         bucket = now_us // SECOND_US
@@ -256,12 +268,30 @@ class MemoryStore:
         blocked = self._check_budgets(claim.charges, states, now_us, {}) or _check_scopes(claim, states, now_us)
         if blocked is not None:
             return blocked
-        held = [_Held(state, scope.limits, claim.tokens) for scope, state in zip(claim.scopes, states, strict=True)]
+        self._hold(claim, states, now_us, now_us // SECOND_US)
+        return Granted(tuple([state.counters(now_us) for state in states]))
+
+    def _hold(self, claim: Claim, states: list[_ScopeState], now_us: int, bucket: int) -> None:
+        held = [
+            _Held(state, scope.limits, claim.tokens, bucket) for scope, state in zip(claim.scopes, states, strict=True)
+        ]
         self._reserve(claim.charges)
         expires_us = now_us + claim.ttl_us
         self._leases[claim.request_id] = _Lease(held, claim.charges, expires_us)
         heappush(self._expiries, (expires_us, claim.request_id))
-        return Granted(tuple([state.counters(now_us) for state in states]))
+
+    def _post(self, claim: Claim, amounts: Mapping[int, int]) -> None:
+        """Count what was spent on top of the bases, once per request."""
+        if claim.request_id in self._unshipped:
+            return
+        posted = {}
+        for charge in claim.charges:
+            nano = amounts.get(charge.budget_id, 0)
+            if nano:
+                posted[charge.budget_id, charge.window] = nano
+                self._budget(charge).spent += nano
+        if posted:
+            self._unshipped[claim.request_id] = posted
 
     def _check_budgets(
         self, charges: Sequence[Charge], states: list[_ScopeState], now_us: int, own: Mapping[tuple[int, str], int]

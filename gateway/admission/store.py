@@ -3,7 +3,9 @@
 Every operation is atomic and idempotent by request id, so that a command whose answer was lost can be sent again.
 
 AdmissionError
-├── StoreUnavailable    the store does not answer, or is healing after a wipe: nothing was decided
+├── StoreUnavailable    the store does not answer: nothing was decided
+│   ├── EpochLost       it was wiped or restored from an older copy; its world has to be begun anew
+│   └── Healing         it was, and processes are registering what they hold
 └── AlreadyFinished     admit or amend of a request that was settled or released before
 """
 
@@ -26,6 +28,14 @@ class StoreUnavailable(AdmissionError):
     def __init__(self, message: str, *, retry_after_us: int = 1_000_000) -> None:
         super().__init__(message)
         self.retry_after_us = retry_after_us
+
+
+class EpochLost(StoreUnavailable):
+    pass
+
+
+class Healing(StoreUnavailable):
+    pass
 
 
 class AlreadyFinished(AdmissionError):

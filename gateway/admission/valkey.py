@@ -6,7 +6,7 @@ This class speaks to a server that answers. What to do while it does not, and ho
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha1
 from importlib.resources import files
 from typing import Any, Final
@@ -35,16 +35,12 @@ from gateway.admission.claims import (
     View,
 )
 from gateway.admission.memory import PAST_PERIOD_US
-from gateway.admission.store import AlreadyFinished, StoreUnavailable
+from gateway.admission.store import AlreadyFinished, EpochLost, Healing, StoreUnavailable
 
 PREFIX: Final = "{metergate}"
 """The hash tag puts every key into one slot of a cluster, as one script's keys must be."""
 HEAL_US: Final = 1_500_000
 """After a wipe: how long every process has to notice (heartbeats are 200 ms apart) and register what it holds."""
-
-
-class EpochLost(StoreUnavailable):
-    """The server was wiped, or restored from an older copy: this world is over, see `ValkeyStore.join`."""
 
 
 class _Script:
@@ -109,6 +105,10 @@ class ValkeyStore:
     async def stop(self) -> None:
         await self._redis.aclose()
         await self._pool.disconnect()
+
+    @property
+    def joined(self) -> bool:
+        return bool(self.epoch)
 
     async def join(self) -> bool:
         """Take part in the server's present world, or begin one. True when it is another than the one known before."""
@@ -224,15 +224,16 @@ class ValkeyStore:
             raise EpochLost("the limit store was wiped, or restored from an older copy")
         self._seen = max(self._seen, answer[1])
         if answer[0] == "healing":
-            raise StoreUnavailable("the limit store is being rebuilt after a wipe", retry_after_us=answer[2])
+            raise Healing("the limit store is being rebuilt after a wipe", retry_after_us=answer[2])
         return answer
 
     async def _run(self, script: _Script, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        execute: Callable[..., Awaitable[Any]] = self._redis.execute_command
         try:
             try:
-                return await self._redis.execute_command("EVALSHA", script.sha, len(keys), *keys, *arguments)
+                return await execute("EVALSHA", script.sha, len(keys), *keys, *arguments)
             except NoScriptError:  # nothing was run: a restarted server has forgotten it
-                return await self._redis.execute_command("EVAL", script.text, len(keys), *keys, *arguments)
+                return await execute("EVAL", script.text, len(keys), *keys, *arguments)
         except (RedisError, OSError, TimeoutError) as error:
             raise StoreUnavailable(f"the limit store does not answer: {type(error).__name__}: {error}") from error
 

@@ -47,13 +47,13 @@ class SlidingWindow:
             self.head = bucket
         return self.used
 
-    def add(self, amount: int) -> int:
-        """Count `amount` in the newest bucket (call `slide` first); the bucket, for a later correction."""
-        self._counts[self.head % BUCKETS] += amount
-        self.used += amount
-        if amount:
-            self.newest = self.head
-        return self.head
+    def add(self, amount: int, bucket: int) -> None:
+        """Count `amount` in `bucket`, unless that has left the minute. Call `slide` first."""
+        bucket = min(bucket, self.head)
+        if amount and bucket > self.head - BUCKETS:
+            self._counts[bucket % BUCKETS] += amount
+            self.used += amount
+            self.newest = max(self.newest, bucket)
 
     def correct(self, bucket: int, delta: int) -> None:
         """Add `delta` to what was counted in `bucket`. Once that has left: what is too much counts now, the rest is gone."""
@@ -61,7 +61,7 @@ class SlidingWindow:
             self._counts[bucket % BUCKETS] += delta
             self.used += delta
         elif delta > 0:
-            self.add(delta)
+            self.add(delta, self.head)
 
     def wait_us(self, now_us: int, amount: int, limit: int) -> int | None:
         """How long until `amount` fits, if nobody else comes; None when it never will, being more than the limit."""

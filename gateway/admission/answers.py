@@ -1,0 +1,139 @@
+"""What callers hear of their limits: headers in OpenAI's form, and refusals that say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from billing.budgets import BudgetRow
+from billing.money import Money
+from billing.times import format_time
+from gateway import errors
+from gateway.admission.claims import Claim, Counters, Refused, Scope
+from gateway.admission.store import StoreUnavailable
+from gateway.errors import ApiError
+
+Headers = list[tuple[bytes, bytes]]
+
+PARALLEL_RETRY_S: Final = 1.0
+"""A slot is free when some request ends, which no clock knows: this is only a pause."""
+
+
+def limit_headers(scopes: Sequence[Scope], counters: Sequence[Counters]) -> Headers:
+    """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, each of the scope that has least left."""
+    headers: Headers = []
+    tightest: tuple[int, int, int] | None = None
+    for scope, state in zip(scopes, counters, strict=True):
+        limit = scope.limits.requests_per_minute
+        if limit is not None and (tightest is None or limit - state.requests_used < tightest[1]):
+            tightest = limit, limit - state.requests_used, state.requests_reset_us
+    if tightest is not None:
+        _append(headers, b"requests", *tightest)
+    tightest = None
+    for scope, state in zip(scopes, counters, strict=True):
+        limit = scope.limits.tokens_per_minute
+        if limit is not None and (tightest is None or limit - state.tokens_used < tightest[1]):
+            tightest = limit, limit - state.tokens_used, state.tokens_reset_us
+    if tightest is not None:
+        _append(headers, b"tokens", *tightest)
+    return headers
+
+
+def _append(headers: Headers, what: bytes, limit: int, remaining: int, reset_us: int) -> None:
+    headers.append((b"x-ratelimit-limit-" + what, b"%d" % limit))
+    headers.append((b"x-ratelimit-remaining-" + what, b"%d" % max(0, remaining)))
+    headers.append((b"x-ratelimit-reset-" + what, duration(reset_us)))
+
+
+def duration(us: int) -> bytes:
+    """As OpenAI writes it: 250ms, 8.64s, 6m0s. Rounded up to a millisecond."""
+    ms = -(-us // 1000)
+    if ms < 1000:
+        return b"%dms" % ms
+    minutes, ms = divmod(ms, 60_000)
+    seconds, ms = divmod(ms, 1000)
+    text = b"%d.%03d" % (seconds, ms)
+    text = text.rstrip(b"0").rstrip(b".")
+    return b"%dm%ss" % (minutes, text) if minutes else text + b"s"
+
+
+def refused(claim: Claim, answer: Refused) -> ApiError:
+    """The error for a limit that has no room."""
+    scope = claim.scopes[answer.scope]
+    headers = {name.decode(): value.decode() for name, value in limit_headers(claim.scopes, answer.counters)}
+    whose = "This key" if answer.scope == 0 else "This key, for this model,"
+    limits, state = scope.limits, answer.counters[answer.scope]
+    if answer.by == "parallel":
+        message = f"{whose} may have {limits.max_parallel} requests running at once, and has {state.parallel}. "
+        advice = "Wait for one to end." if limits.max_parallel else "It may not run any."
+    elif answer.by == "requests":
+        message = (
+            f"{whose} may make {limits.requests_per_minute} requests in a minute, and made {state.requests_used}. "
+        )
+        advice = _when(answer.retry_after_us)
+    else:
+        message = (
+            f"{whose} may use {limits.tokens_per_minute} tokens in a minute, and used {state.tokens_used}; "
+            f"this request may need {claim.tokens}. "
+        )
+        advice = _when(answer.retry_after_us)
+    if answer.retry_after_us is None:
+        return ApiError(
+            429, message + advice, errors.RATE_LIMIT, None, "rate_limit_exceeded", {**errors.DO_NOT_RETRY, **headers}
+        )
+    retry_after_s = max(answer.retry_after_us / 1e6, PARALLEL_RETRY_S if answer.by == "parallel" else 0.0)
+    return errors.rate_limited(message + advice, retry_after_s=retry_after_s, headers=headers)
+
+
+def _when(retry_after_us: int | None) -> str:
+    if retry_after_us is None:
+        return "It will never fit: ask for fewer tokens, or ask your operator for a higher limit."
+    return f"Try again in {duration(retry_after_us).decode()}."
+
+
+def over_budget(budget: BudgetRow, answer: Refused, cost_nano: int, ends_us: int | None, headers: Headers) -> ApiError:
+    """A hard budget has no room. What everybody spent together is nobody's business but the operator's."""
+    resets = "It never resets." if ends_us is None else f"It resets at {format_time(ends_us)}."
+    could_cost = Money(budget.currency, cost_nano)
+    if budget.scope == "all":
+        message = f"The budget of this installation has no room for a request that could cost {could_cost}. {resets}"
+    else:
+        limit, left = Money(budget.currency, budget.amount_nano), Money(budget.currency, max(0, answer.available_nano))
+        period = "in total" if budget.period == "total" else f"per {budget.period}"
+        message = (
+            f"This {budget.scope}'s budget of {limit} {period} has {left} left, running requests deducted, and this "
+            f"request could cost {could_cost}. Ask for fewer output tokens. {resets}"
+        )
+    return errors.budget_exceeded(message, headers={name.decode(): value.decode() for name, value in headers})
+
+
+def unpriced(model: str) -> ApiError:
+    return errors.forbidden(
+        f"The model '{model}' has no price, so it cannot be called under a hard budget or from a prepaid wallet. "
+        "Ask your operator to publish one.",
+        code="model_unpriced",
+        param="model",
+    )
+
+
+def unsettleable(model: str, reason: str) -> ApiError:
+    return errors.forbidden(
+        f"The model '{model}' cannot be charged to this team: {reason}. Ask your operator to record settlement terms.",
+        code="currency_not_settleable",
+        param="model",
+    )
+
+
+def uncountable(reason: str) -> ApiError:
+    return errors.forbidden(
+        f"A hard budget applies that cannot be counted: {reason}. Ask your operator to record the rate.",
+        code="budget_not_countable",
+    )
+
+
+def store_unavailable(error: StoreUnavailable) -> ApiError:
+    return errors.unavailable(
+        "Limits and budgets cannot be checked just now, so nothing is let through. Try again shortly.",
+        code="limits_unavailable",
+        retry_after_s=error.retry_after_us / 1e6,
+    )

@@ -1,0 +1,203 @@
+"""Bringing the store's budgets in line with the database: at first use, after a wipe, and once a second for ever.
+
+A budget period's spending is base + unshipped: the sum that the database had, and what settled since and was not seen there.
+One reconciliation reads both sides of that from one snapshot of the database: the sums, and which of the unshipped request ids
+have rows. Setting the new bases and dropping those ids is one step of the store, so nothing is missed; what is shipped between
+the store's list and the snapshot counts twice until the next round, on the safe side. So corrections, lost requests that the
+recorder found, an old copy of the store or of the database: a round later the figures are the database's again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
+from uuid import UUID
+
+from sqlalchemy import select, text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from billing.budgets import BudgetRow
+from billing.database import reading
+from billing.errors import BillingError
+from billing.exchange import RateBook
+from billing.ledger import spent
+from billing.tables import usage
+from gateway.admission.claims import Base, BudgetWindow
+from gateway.admission.memory import MemoryStore
+from gateway.admission.store import LimitStore, StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+ROUND_S: Final = 1.0
+READ_TIMEOUT_S: Final = 2.0
+ACTIVE_S: Final = 120.0
+"""A budget period is kept in line by a process for so long after its last request there."""
+WINDOWS_PER_ROUND: Final = 200
+SETTLEMENTS_PER_ROUND: Final = 2000
+TRIES: Final = 5
+
+
+class BudgetCatalog:
+    """What seeding needs to know of the catalog: the budgets by id, and the rates that count the budgets over everything."""
+
+    def __init__(self, budgets: Callable[[int], BudgetRow | None], rates: Callable[[], RateBook]) -> None:
+        self.budget = budgets
+        self.rates = rates
+
+
+class Seeding:
+    """Keeps a store's budget periods equal to the database's sums plus what the database does not have yet."""
+
+    def __init__(self, database: AsyncEngine, store: LimitStore, catalog: BudgetCatalog) -> None:
+        self._database = database
+        self._store = store
+        self._catalog = catalog
+        self._active: OrderedDict[BudgetWindow, float] = OrderedDict()
+        self._versions: dict[BudgetWindow, int] = {}
+        self._pending: dict[BudgetWindow, asyncio.Task[None]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.uncountable: dict[BudgetWindow, str] = {}
+        """Periods whose sum cannot be formed (a rate is missing), and why."""
+        self._began_us = time.time_ns() // 1000
+        self._alone = isinstance(store, MemoryStore)
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._round_forever(), name="budget seeding")
+
+    async def stop(self) -> None:
+        tasks = [task for task in (self._task, *self._pending.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._task = None
+
+    def used(self, window: BudgetWindow) -> None:
+        """A request draws on this period: keep it in line."""
+        self._active[window] = time.monotonic()
+
+    async def seed(self, windows: Iterable[BudgetWindow]) -> None:
+        """Give these periods a base. Many requests that find them unseeded at once share one read.
+
+        Raises `StoreUnavailable` when the store or the database does not answer.
+        """
+        windows = list(windows)
+        missing = [window for window in windows if window not in self._pending]
+        if missing:
+            task = asyncio.create_task(self._seed(missing), name="budget seed")
+            for window in missing:
+                self._pending[window] = task
+            task.add_done_callback(lambda _: [self._pending.pop(window, None) for window in missing])
+        for seeding in {id(each): each for window in windows if (each := self._pending.get(window))}.values():
+            await asyncio.shield(seeding)
+
+    async def _seed(self, windows: list[BudgetWindow]) -> None:
+        for _ in range(TRIES):
+            if await self.reconcile(windows):
+                return
+        raise StoreUnavailable("the budgets of this request are being counted; try again")
+
+    async def reconcile(self, windows: Collection[BudgetWindow], settlements: int = SETTLEMENTS_PER_ROUND) -> bool:
+        """One reconciliation of `windows` and of about `settlements` unshipped requests; False when another came between."""
+        listed = await self._store.unshipped(windows, settlements)
+        wanted = set(windows)
+        candidates: list[UUID] = []
+        for request_id, amounts in listed.settled.items():
+            if len(wanted.union(amounts)) <= max(WINDOWS_PER_ROUND, len(windows)):
+                wanted.update(amounts)
+                candidates.append(request_id)
+        try:
+            sums, shipped = await self._read(wanted, candidates)
+        except (SQLAlchemyError, OSError, TimeoutError) as error:
+            if not self._alone or any(window.bounds()[0] < self._began_us for window in windows):
+                raise StoreUnavailable(f"the budgets cannot be read: {type(error).__name__}") from error
+            # All that was ever spent in periods this young went through this process's own memory.
+            sums, shipped = {window: 0 for window in windows if listed.versions.get(window, 0) == 0}, set()
+        bases = {window: Base(nano, listed.versions.get(window, 0)) for window, nano in sums.items()}
+        drop = [request_id for request_id in shipped if all(window in bases for window in listed.settled[request_id])]
+        if not bases:
+            return True
+        done = await self._store.reconcile(bases, drop)
+        if done:
+            for window, base in bases.items():
+                self._versions[window] = base.version + 1
+        return done
+
+    async def _read(
+        self, windows: Collection[BudgetWindow], ids: Collection[UUID]
+    ) -> tuple[dict[BudgetWindow, int], set[UUID]]:
+        """The sums of the periods and which of the requests have rows, as of one moment."""
+        async with asyncio.timeout(READ_TIMEOUT_S), reading(self._database) as connection, connection.begin():
+            if connection.dialect.name == "postgresql":
+                await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
+            sums = {}
+            for window in windows:
+                nano = await self._sum(connection, window)
+                if nano is not None:
+                    sums[window] = nano
+            return sums, await _recorded(connection, ids)
+
+    async def _sum(self, connection: AsyncConnection, window: BudgetWindow) -> int | None:
+        budget = self._catalog.budget(window.budget_id)
+        if budget is None:  # ended: nothing draws on it any more
+            return 0
+        start_us, end_us = window.bounds()
+        try:
+            total = await spent(
+                connection, budget.scope, budget.scope_id, budget.currency, start_us, end_us, self._catalog.rates()
+            )
+        except BillingError as error:
+            if window not in self.uncountable:
+                logger.warning("budget %d cannot be counted: %s", budget.id, error)
+            self.uncountable[window] = str(error)
+            return None
+        self.uncountable.pop(window, None)
+        return total.nano
+
+    async def _round_forever(self) -> None:
+        while True:
+            await asyncio.sleep(ROUND_S)
+            try:
+                await self._round()
+            except StoreUnavailable as error:
+                logger.debug("budgets are not reconciled: %s", error)
+            except Exception:
+                logger.exception("a reconciliation of the budgets failed")
+
+    async def _round(self) -> None:
+        """Reconcile the periods in use, the longest-waiting first; leave out what another process did since the last look."""
+        now_s = time.monotonic()
+        due: list[BudgetWindow] = []
+        for window, used_s in list(self._active.items()):
+            if now_s - used_s > ACTIVE_S:
+                del self._active[window]
+                self._versions.pop(window, None)
+            elif len(due) < WINDOWS_PER_ROUND:
+                due.append(window)
+        if not due:
+            return
+        for window in due:
+            self._active.move_to_end(window)
+        listed = await self._store.unshipped(due, 0)
+        mine = []
+        for window in due:
+            version = listed.versions.get(window, 0)
+            if self._versions.get(window, version) == version:
+                mine.append(window)
+            self._versions[window] = version
+        if mine:
+            await self.reconcile(mine)
+
+
+async def _recorded(connection: AsyncConnection, ids: Collection[UUID]) -> set[UUID]:
+    found: set[UUID] = set()
+    listed = list(ids)
+    for start in range(0, len(listed), 500):
+        chunk = listed[start : start + 500]
+        rows = await connection.scalars(select(usage.c.id).where(usage.c.id.in_(chunk)))
+        found.update(rows)
+    return found
