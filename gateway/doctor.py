@@ -180,7 +180,7 @@ async def _bundled_engine(name: str, settings: Settings) -> Check:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
-        "import sys; from local_engine.weights.model_store import resolve; print(resolve(sys.argv[1]))",
+        "import sys; from local_engine.weights.model_store import resolve_model; print(resolve_model(sys.argv[1]))",
         model,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
