@@ -93,7 +93,9 @@ class Metrics:
         self.journal_unshipped = self._gauge("journal_unshipped_bytes", "Written here and not yet in the database.")
         self.journal_age = self._gauge("journal_unshipped_seconds", "Time since everything was in the database.")
         self.journal_open = self._gauge("journal_open_requests", "Requests journalled as opened and not yet closed.")
-        self.journal_damaged = self._counter("journal_damaged_bytes", "Bytes in the middle of a journal that do not check.")
+        self.journal_damaged = self._counter(
+            "journal_damaged_bytes", "Bytes in the middle of a journal that do not check."
+        )
         self.journal_shortened = self._counter(
             "journal_shortened_segments", "Shipped segments deleted before retain_hours because max_bytes was near."
         )
@@ -104,7 +106,9 @@ class Metrics:
         self.adopted = self._counter("journals_adopted", "Journals of dead processes taken over.")
         self.corrected = self._counter("lost_corrected", "Lost rows corrected by an outcome that turned up later.")
 
-        self.catalog_stale = self._gauge("catalog_stale_seconds", "Time since the catalog was last known to be current.")
+        self.catalog_stale = self._gauge(
+            "catalog_stale_seconds", "Time since the catalog was last known to be current."
+        )
         self.limit_store_up = self._gauge("limit_store_up", "1 while the limit store answers.")
 
         self.failures = {reason: self.recorder_failures.labels(reason) for reason in FAILURES}

@@ -110,14 +110,17 @@ class Recorder:
         own, journal = self._own, self._journal
         if own is None or journal is None:
             return Lag(0, 0.0, 0)
-        ahead = unshipped_bytes(own.folder, own.reader.place, Place(*journal.tail)) if not self._caught_up() else 0
+        ahead = unshipped_bytes(own.folder, own.committed, Place(*journal.tail)) if not self._caught_up() else 0
         return Lag(ahead, time.monotonic() - self._current_at_s if ahead else 0.0, journal.in_flight)
 
     def _caught_up(self) -> bool:
         own, journal = self._own, self._journal
         if journal is None:
-            return not any(source.items for source in list(self._adopted.values()))
-        return own is not None and not own.items and (own.done or own.reader.place >= Place(*journal.tail))
+            return not self._adopted
+        if own is None or own.items:
+            return False
+        # Once the journal is stopped, its unfinished attempts have to become lost rows too.
+        return own.done if journal.stopped else own.reader.place >= Place(*journal.tail)
 
     def _watch(self) -> None:
         metrics, journal = self._metrics, self._journal
@@ -138,7 +141,7 @@ class Recorder:
         shipper = Shipper(self._url, self._metrics, timeout_s=self._timeout_s)
         housekeeping_at_s = 0.0
         try:
-            while not (self._stopping and (self._finished() or time.monotonic() >= self._drain_until_s)):
+            while not (self._stopping and (self._caught_up() or time.monotonic() >= self._drain_until_s)):
                 try:
                     if time.monotonic() >= housekeeping_at_s:
                         housekeeping_at_s = time.monotonic() + self._housekeeping_s
@@ -223,10 +226,6 @@ class Recorder:
                 )
             else:
                 self._metrics.journal_damaged.inc(gap.length)
-
-    def _finished(self) -> bool:
-        own = self._own
-        return own is None or (own.done if own.dead else self._caught_up())
 
     def _leave(self, source: Source) -> None:
         try:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.books import Books, Pins, load_books
@@ -161,7 +162,7 @@ class Shipper:
             raise
         except Exception as error:
             if len(ready) == 1:
-                guilty.append(letter(journal, ready[0].item, f"{type(error).__name__}: {error}"))
+                guilty.append(letter(journal, ready[0].item, _said(error)))
                 return
             middle = len(ready) // 2
             await self._write(journal, ready[:middle], shipped, guilty)
@@ -215,7 +216,7 @@ class Shipper:
                 raise
             if verdict is not Verdict.CONFLICT:
                 await self._drop_connections()
-            raise Outage(f"{type(error).__name__}: {error}", verdict) from error
+            raise Outage(_said(error), verdict) from error
 
     def _database(self) -> AsyncEngine:
         if self._engine is None:
@@ -261,4 +262,10 @@ def _rated(books: Books, item: Paired) -> UsageRecord | str:
     try:
         return usage_record(books, item.opened, item.closed)
     except Exception as error:  # whatever is wrong with one record must not hold up the others
-        return f"{type(error).__name__}: {error}"
+        return _said(error)
+
+
+def _said(error: Exception) -> str:
+    """The error in its own words, without the statement and its parameters: they hold callers' tags."""
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return f"{type(error).__name__}: {cause}"

@@ -24,7 +24,10 @@ HOUR_US: Final = 3_600_000_000
 
 
 class Source:
-    """The reading state of one process folder. `dead` says that nobody writes there any more."""
+    """The reading state of one process folder. `dead` says that nobody writes there any more.
+
+    `items` are read and not yet committed; everything before `committed` is in the database.
+    """
 
     def __init__(self, folder: Path, *, lock: FolderLock | None) -> None:
         """`lock` is held for a dead process's folder; None for the journal that this process itself writes."""
@@ -37,6 +40,7 @@ class Source:
         self.retry_at_s = 0.0
         self.stored = read_position(folder)
         self.reader = JournalReader(folder, Place(self.stored.segment, self.stored.offset))
+        self.committed = self.reader.place
         self._pairing = Pairing(self.stored.carried)
         self._stored_at_s = time.monotonic()
         self._ended = False
@@ -66,6 +70,7 @@ class Source:
     def shipped(self) -> None:
         """The items are committed. Stores the position when the segment changed, or every `STORE_EVERY_S`."""
         self.items = ()
+        self.committed = self.reader.place
         self.failures = 0
         if not self._ended:
             self.store_if_due()

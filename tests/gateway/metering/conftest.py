@@ -10,6 +10,7 @@ import pytest
 
 from gateway.metering.journal import Journal
 from gateway.settings import JournalSettings
+from tests.gateway.metering.books import BooksDatabase
 
 
 def eventually(condition: Callable[[], bool], what: str, deadline_s: float = 20.0) -> None:
@@ -45,3 +46,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a tmpfs needs privileges that this machine does not give; RLIMIT_FSIZE is tested instead")
     yield mount
     subprocess.run(["umount", "-l", mount], check=True)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_database(request: pytest.FixtureRequest) -> BooksDatabase:
+    return BooksDatabase(request.getfixturevalue(f"empty_{request.param}_url"))
+
+
+@pytest.fixture
+def database(database_url: str) -> BooksDatabase:
+    return BooksDatabase(database_url)
