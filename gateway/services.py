@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,8 +15,7 @@ from billing.database import open_database
 from gateway.access.authenticator import Authenticator
 from gateway.access.pepper import load_pepper
 from gateway.admission.admission import Admission
-from gateway.admission.memory import MemoryStore
-from gateway.admission.store import LimitStore
+from gateway.admission.build import build_admission
 from gateway.api.watch import Watch
 from gateway.catalog import Catalog
 from gateway.metering.journal import Journal
@@ -131,7 +130,7 @@ async def build_services(settings: Settings) -> Services:
         database=database,
         catalog=catalog,
         authenticator=authenticator,
-        admission=Admission(catalog, _limit_store(settings), settings),
+        admission=build_admission(settings, catalog, database, _gauge_of(metrics)),
         router=Router(settings),
         journal=journal,
         recorder=recorder,
@@ -139,9 +138,5 @@ async def build_services(settings: Settings) -> Services:
     )
 
 
-def _limit_store(settings: Settings) -> LimitStore:
-    if settings.redis_url is None:
-        return MemoryStore()
-    from gateway.admission.valkey import ValkeyStore
-
-    return ValkeyStore(settings.redis_url)
+def _gauge_of(metrics: Metrics) -> Callable[[bool], None]:
+    return lambda up: metrics.limit_store_up.set(1.0 if up else 0.0)

@@ -52,7 +52,7 @@ class Account:
         self.request_id = new_request_id()
         self.identity: Identity | None = None
         self.snapshot: Snapshot | None = None
-        self.lease: Lease | None = None
+        self.lease: Lease[Route] | None = None
         self.route: Route | None = None
         self.opened: list[AttemptOpened] = []
         self.attempts: list[AttemptOutcome] = []

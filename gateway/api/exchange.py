@@ -151,16 +151,18 @@ class Exchange:
         if not self._fallbacks:
             del plan.routes[1:]
         self._check_context(call, plan)
-        account.snapshot = services.catalog.snapshot
-        account.lease = await services.admission.admit(
+        lease = account.lease = await services.admission.admit(
             identity,
             request_id=account.request_id,
             input_tokens=call.input_tokens,
-            output_cap=self._named_cap(),
+            output_cap=call.output_cap,
             n=call.generated or call.choices,
             candidates=plan.routes,
             at_us=account.at_us,
+            model=plan.model,
         )
+        account.snapshot = lease.snapshot
+        plan.routes[:] = lease.routes  # what cannot be charged, or does not fit the budget, is not tried
         plan.retries.request(time.monotonic())
         self._departure = Departure(self._receive)
 
@@ -186,9 +188,9 @@ class Exchange:
     def _cap_to_send(self) -> int | None:
         """The cap that goes upstream in place of the caller's: a clamped one, or the reserved one where none was named."""
         assert self._call is not None and self._account.lease is not None
-        named = self._named_cap()
-        if named is None:
+        if self._account.lease.output_cap is not None:
             return self._account.lease.output_cap
+        named = self._named_cap()
         return named if named != self._call.output_cap else None
 
     # ---- attempts ----

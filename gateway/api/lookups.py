@@ -8,10 +8,12 @@ from urllib.parse import unquote
 import msgspec
 
 from billing.money import MICRO, format_scaled
-from billing.times import now_us
+from billing.times import format_time, now_us
 from billing.usage import TokenClass
 from gateway.access.authenticator import check_model
 from gateway.access.identity import Identity
+from gateway.admission.key_state import BudgetLeft, Remaining, key_state
+from gateway.admission.limits import Limits
 from gateway.api.asgi import JSON, Receive, Scope, Send, send_bytes, send_error
 from gateway.catalog import Snapshot
 from gateway.errors import ApiError
@@ -111,6 +113,41 @@ class ModelLookup(_Lookup):
             model.settings.max_output_tokens,
             pricing(self._services.catalog.snapshot, model.routes[0], now_us()),
         )
+
+
+class KeyView(msgspec.Struct, frozen=True):
+    """What a caller may know of its own key."""
+
+    id: str
+    team_id: str
+    name: str
+    limits: Limits
+    remaining: Remaining
+    budgets: list[BudgetLeft]
+    models: list[str] | None
+    expires_at: str | None
+
+
+class KeyLookup(_Lookup):
+    async def show(self, scope: Scope, receive: Receive, send: Send) -> None:
+        services = self._services
+        try:
+            identity = self._identify(scope)
+            state = await key_state(services.admission, services.catalog.snapshot, identity, now_us())
+        except ApiError as error:
+            await self._refuse(send, error)
+            return
+        view = KeyView(
+            id=identity.key_id,
+            team_id=identity.team_id,
+            name=identity.key_name,
+            limits=identity.limits,
+            remaining=state.remaining,
+            budgets=state.budgets,
+            models=None if identity.models is None else sorted(identity.models),
+            expires_at=None if identity.expires_at_us is None else format_time(identity.expires_at_us),
+        )
+        await self._answer(send, view)
 
 
 def _may_use(identity: Identity, model: str) -> bool:

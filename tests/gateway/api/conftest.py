@@ -1,0 +1,252 @@
+"""A gateway that listens on a real socket, with scripted providers as real processes behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from gateway.api.app import create_app
+from gateway.services import Services, build_services
+from gateway.settings import Settings, load_settings
+
+ADMIN_KEY = "admin-key-of-the-tests"
+PROVIDER_KEY = "sk-provider-AbCdEf0123456789xyzW"
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Tell me something about foxes."}]
+
+CONFIG = """\
+providers:
+  up: {{kind: openai, base_url: "http://127.0.0.1:{up}/v1", api_key: "env:UP_KEY", idle_timeout_s: 1.0, timeout_s: 2.0}}
+  spare: {{kind: openai, base_url: "http://127.0.0.1:{spare}/v1"}}
+  dead: {{kind: openai, base_url: "http://127.0.0.1:{dead}/v1"}}
+  motor: {{kind: engine, base_url: "http://127.0.0.1:{motor}"}}
+models:
+  - {{name: m, context_window: 8192, max_output_tokens: 4096, routes: [{{provider: up, model: up-m}}]}}
+  - {{name: open, routes: [{{provider: up, model: up-m}}]}}
+  - {{name: two, routes: [{{provider: up, model: up-m}}, {{provider: spare, model: spare-m}}]}}
+  - {{name: limping, routes: [{{provider: dead, model: x}}, {{provider: spare, model: spare-m}}]}}
+  - {{name: gone, routes: [{{provider: dead, model: x}}]}}
+  - {{name: engine, routes: [{{provider: motor, model: motor-m}}]}}
+  - {{name: unpriced, routes: [{{provider: up, model: nobody-knows}}]}}
+"""
+
+
+class Upstream:
+    """A scripted provider's process and its book."""
+
+    def __init__(self, kind: str) -> None:
+        command = [sys.executable, "-m", "tests.upstream_server", "--kind", kind]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+
+    async def book(self) -> list[dict[str, Any]]:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            entries: list[dict[str, Any]] = (await client.get(f"http://127.0.0.1:{self.port}/book")).json()["entries"]
+            return entries
+
+    async def clear(self) -> None:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            await client.post(f"http://127.0.0.1:{self.port}/book/clear", content=b"")
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def _upstream(kind: str) -> Iterator[Upstream]:
+    upstream = Upstream(kind)
+    yield upstream
+    upstream.stop()
+
+
+@pytest.fixture(scope="session")
+def up_process() -> Iterator[Upstream]:
+    yield from _upstream("openai")
+
+
+@pytest.fixture(scope="session")
+def spare_process() -> Iterator[Upstream]:
+    yield from _upstream("openai")
+
+
+@pytest.fixture(scope="session")
+def motor_process() -> Iterator[Upstream]:
+    yield from _upstream("engine")
+
+
+@pytest.fixture
+async def up(up_process: Upstream) -> Upstream:
+    await up_process.clear()
+    return up_process
+
+
+@pytest.fixture
+async def spare(spare_process: Upstream) -> Upstream:
+    await spare_process.clear()
+    return spare_process
+
+
+@pytest.fixture
+async def motor(motor_process: Upstream) -> Upstream:
+    await motor_process.clear()
+    return motor_process
+
+
+@pytest.fixture
+def dead_port() -> Iterator[int]:
+    """Nobody listens here."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+@pytest.fixture
+def settings(
+    tmp_path: Path, sqlite_url: str, up: Upstream, spare: Upstream, motor: Upstream, dead_port: int
+) -> Settings:
+    config = tmp_path / "gateway.yaml"
+    config.write_text(CONFIG.format(up=up.port, spare=spare.port, motor=motor.port, dead=dead_port))
+    environ = {
+        "METERGATE_HOME": str(tmp_path / "var"),
+        "METERGATE_ADMIN_KEY": ADMIN_KEY,
+        "METERGATE_DATABASE_URL": sqlite_url,
+        "METERGATE_REQUEST_MAX_BYTES": "200000",
+        "UP_KEY": PROVIDER_KEY,
+    }
+    return load_settings(config, environ)
+
+
+async def until(ready: Callable[[], Awaitable[Any]], what: str, within_s: float = 5.0) -> Any:
+    """Waits for `ready` to return something true, and returns it."""
+    deadline = time.monotonic() + within_s
+    while not (found := await ready()):
+        assert time.monotonic() < deadline, f"still waiting for {what} after {within_s} s"
+        await asyncio.sleep(0.01)
+    return found
+
+
+@dataclass
+class Gateway:
+    """A running gateway. `client` is a caller with the team's key, `operator` has the admin key."""
+
+    services: Services
+    server: uvicorn.Server
+    port: int
+    client: httpx.AsyncClient
+    operator: httpx.AsyncClient
+    key: str = ""
+    team_id: str = ""
+    key_id: str = ""
+    serving: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def admin(self, path: str, body: dict[str, Any]) -> Any:
+        answer = await self.operator.post(f"/admin/v1{path}", json=body)
+        assert answer.status_code == 201, answer.text
+        return answer.json()
+
+    async def chat(self, script: str = "", *, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+        body = {"model": "m", "messages": MESSAGES, "user": script, **fields}
+        return await self.client.post(CHAT, json=body, headers=headers)
+
+    async def stream(self, script: str = "", **fields: Any) -> tuple[httpx.Response, bytes]:
+        answer = await self.chat(script, stream=True, **fields)
+        return answer, answer.content
+
+    async def row(self, answer: httpx.Response | str) -> dict[str, Any]:
+        """The request's row, as soon as the recorder has written it."""
+        request_id = answer if isinstance(answer, str) else answer.headers["x-request-id"]
+
+        async def written() -> dict[str, Any] | None:
+            found = await self.operator.get(f"/admin/v1/usage/requests/{request_id}")
+            return found.json() if found.status_code == 200 else None
+
+        row: dict[str, Any] = await until(written, f"the row of {request_id}")
+        return row
+
+    async def only_row(self) -> dict[str, Any]:
+        async def written() -> dict[str, Any] | None:
+            rows = (await self.operator.get("/admin/v1/usage/requests")).json()["data"]
+            assert len(rows) <= 1
+            return rows[0] if rows else None
+
+        row: dict[str, Any] = await until(written, "the one row")
+        return await self.row(row["id"])
+
+    async def settled(self) -> None:
+        """Every request is over and everything reserved is given back."""
+
+        async def quiet() -> bool:
+            return not self.services.watch.running and self.services.journal.in_flight == 0
+
+        await until(quiet, "every request to end")
+
+
+async def provision(gateway: Gateway) -> None:
+    """A team that settles in CNY at 1:1 with a key, and prices for the scripted models."""
+    team = await gateway.admin("/teams", {"name": "search", "settlement_currency": "CNY"})
+    since = "2026-01-01T00:00:00Z"
+    terms = {"team_id": team["id"], "policy": "fixed", "rate": "1", "base": "USD", "quote": "CNY"}
+    await gateway.admin("/terms", {**terms, "effective_from": since})
+    rate = {"base": "USD", "quote": "CNY", "kind": "policy", "rate": "7.3", "source": "test", "effective_from": since}
+    await gateway.admin("/rates", rate)
+    for provider, model in (("up", "up-m"), ("spare", "spare-m"), ("motor", "motor-m")):
+        for token_class, amount in (("input", "0.28"), ("cache_read", "0.028"), ("output", "0.42")):
+            price = {"provider": provider, "model": model, "token_class": token_class, "currency": "USD"}
+            await gateway.admin("/prices", {**price, "amount_per_mtok": amount, "effective_from": since})
+    key = await gateway.admin("/keys", {"team_id": team["id"], "name": "tests"})
+    gateway.team_id, gateway.key_id, gateway.key = team["id"], key["id"], key["key"]
+    gateway.client.headers["authorization"] = f"Bearer {key['key']}"
+
+
+@contextlib.asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Gateway]:
+    services = await build_services(settings)
+    await services.start()
+    config = uvicorn.Config(
+        create_app(services), port=0, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    port = listener.getsockname()[1]
+    base = f"http://127.0.0.1:{port}"
+    operator = httpx.AsyncClient(base_url=base, headers={"authorization": f"Bearer {ADMIN_KEY}"}, trust_env=False)
+    client = httpx.AsyncClient(base_url=base, trust_env=False, timeout=20)
+    gateway = Gateway(services, server, port, client, operator, serving=[serving])
+
+    async def started() -> bool:
+        return server.started
+
+    try:
+        await until(started, "the server to start")
+        yield gateway
+    finally:
+        await client.aclose()
+        await operator.aclose()
+        server.should_exit = True
+        await serving
+        await services.stop()
+        listener.close()
+
+
+@pytest.fixture
+async def gateway(settings: Settings) -> AsyncIterator[Gateway]:
+    async with running(settings) as gateway:
+        await provision(gateway)
+        yield gateway

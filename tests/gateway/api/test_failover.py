@@ -1,0 +1,78 @@
+"""Failing over, retrying, and not doing so."""
+
+from __future__ import annotations
+
+from tests.gateway.api.conftest import Gateway, Upstream
+
+
+async def test_rule_24_a_failure_before_the_first_byte_goes_to_the_next_route(
+    gateway: Gateway, up: Upstream, spare: Upstream
+) -> None:
+    for stream in (False, True):
+        answer = await gateway.chat("fail_first=1000000;tag=a", model="limping", stream=stream)
+        assert answer.status_code == 502 or answer.headers["x-metergate-provider"] == "spare"
+    answer = await gateway.chat(model="limping")
+    assert answer.status_code == 200
+    assert (answer.headers["x-metergate-provider"], answer.headers["x-metergate-attempts"]) == ("spare", "2")
+    row = await gateway.row(answer)
+    assert [attempt["status"] for attempt in row["attempts"]] == ["failed", "completed"]
+    assert [attempt["provider"] for attempt in row["attempts"]] == ["dead", "spare"]
+    assert row["provider"] == "spare" and row["tokens"]["output"] == 5
+
+
+async def test_rule_04_a_fallback_charges_the_caller_once(gateway: Gateway, spare: Upstream) -> None:
+    answer = await gateway.chat("prompt=0;output=1000000", model="limping")
+    assert answer.headers["x-metergate-cost"] == "0.42 CNY"
+    assert (await gateway.only_row())["settled"] == {"amount": "0.42", "currency": "CNY"}
+
+
+async def test_rule_24_after_the_first_content_there_is_no_other_route(gateway: Gateway, spare: Upstream) -> None:
+    answer, body = await gateway.stream("cut=1", model="two")
+    assert b'"error"' in body and await spare.book() == []
+    assert (await gateway.row(answer))["provider"] == "up"
+
+
+async def test_rule_24_a_caller_can_forbid_fallbacks(gateway: Gateway, spare: Upstream) -> None:
+    answer = await gateway.chat(model="limping", headers={"x-metergate-no-fallback": "1", "x-metergate-no-retry": "1"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_unreachable")
+    assert await spare.book() == []
+
+
+async def test_rule_23_a_single_route_is_tried_again_after_a_pause(gateway: Gateway, up: Upstream) -> None:
+    answer = await gateway.chat("fail_first=1;tag=once")
+    assert answer.status_code == 200 and answer.headers["x-metergate-attempts"] == "2"
+    first, second = await up.book()
+    assert (first["ended"], second["ended"]) == ("refused", "finished")
+    assert second["request_id"] == f"{first['request_id']}-2"
+    forbidden = await gateway.chat("fail_first=1;tag=never", headers={"x-metergate-no-retry": "1"})
+    assert forbidden.status_code == 502
+
+
+async def test_a_callers_own_fault_is_not_tried_elsewhere(gateway: Gateway, spare: Upstream) -> None:
+    assert (await gateway.chat("status=400", model="two")).status_code == 400
+    assert await spare.book() == []
+
+
+async def test_rule_23_a_dead_target_is_not_hit_again_and_again(gateway: Gateway) -> None:
+    for _ in range(6):
+        await gateway.chat(model="limping")
+    answer = await gateway.chat(model="limping")
+    assert answer.headers["x-metergate-attempts"] == "1"
+    routes = (await gateway.operator.get("/admin/v1/routes")).json()["data"]
+    assert "tripped" in {route["health"] for route in routes if route["provider"] == "dead"}
+
+
+async def test_a_model_without_any_route_left_says_when_to_come_back(gateway: Gateway) -> None:
+    for _ in range(4):
+        await gateway.chat(model="gone")
+    answer = await gateway.chat(model="gone")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_route_available")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_rule_25_a_hung_provider_costs_its_callers_the_timeout_and_nobody_else(gateway: Gateway) -> None:
+    answer = await gateway.chat(
+        "delay_ms=60000", model="two", headers={"x-metergate-no-fallback": "1", "x-metergate-no-retry": "1"}
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "upstream_timeout")
+    assert (await gateway.operator.get("/health/live")).status_code == 200

@@ -1,0 +1,209 @@
+"""Streams through the whole gateway, byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.gateway.api.conftest import CHAT, MESSAGES, PROVIDER_KEY, Gateway, Upstream, until
+
+ASK = {"include_usage": True}
+
+
+def chunks_of(body: bytes) -> list[Any]:
+    return [
+        json.loads(line.removeprefix(b"data:"))
+        for line in body.splitlines()
+        if line.startswith(b"data:") and b"[DONE]" not in line
+    ]
+
+
+def text_of(body: bytes) -> str:
+    return "".join(c["choices"][0].get("delta", {}).get("content", "") for c in chunks_of(body) if c.get("choices"))
+
+
+async def test_a_stream_is_passed_on_and_charged(gateway: Gateway, up: Upstream) -> None:
+    answer, body = await gateway.stream("chunks=5;prompt=100;output=50")
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-cache", "no")
+    assert text_of(body) == "word0 word1 word2 word3 word4 "
+    assert body.endswith(b"data: [DONE]\n\n") and body.count(b"[DONE]") == 1
+    assert all(chunk["choices"] for chunk in chunks_of(body))
+    assert (await up.book())[0]["body"]["stream_options"] == ASK
+    row = await gateway.row(answer)
+    assert (row["tokens"]["input"], row["tokens"]["output"], row["estimated"]) == (100, 50, False)
+    assert row["ttft_ms"] is not None
+
+
+async def test_rule_17_usage_is_given_if_and_only_if_it_was_asked_for(gateway: Gateway) -> None:
+    _, body = await gateway.stream("prompt=0;output=1000000", stream_options=ASK)
+    *_, last = chunks_of(body)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 1_000_000
+    assert last["usage"]["cost"] == "0.42 CNY"
+    assert sum(chunk.get("choices") == [] for chunk in chunks_of(body)) == 1
+    _, body = await gateway.stream("prompt=0;output=1000000")
+    assert b"completion_tokens" not in body
+
+
+@pytest.mark.parametrize("where", ["final", "null", "finish", "every", "choice", "groq"])
+@pytest.mark.parametrize("asked", [True, False])
+async def test_rule_03_usage_is_found_wherever_it_stands(gateway: Gateway, where: str, asked: bool) -> None:
+    script = f"usage={where};prompt=70;output=30"
+    answer, body = await gateway.stream(script, **({"stream_options": ASK} if asked else {}))
+    row = await gateway.row(answer)
+    expected = (70, 30, False) if where != "null" else (row["tokens"]["input"], row["tokens"]["output"], True)
+    assert (row["tokens"]["input"], row["tokens"]["output"], row["estimated"]) == expected
+    assert sum(chunk.get("choices") == [] for chunk in chunks_of(body)) == (1 if asked else 0)
+    assert body.endswith(b"data: [DONE]\n\n")
+    if where in ("every", "finish") and not asked:
+        assert b"prompt_tokens" not in body
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["split=1", "split=7", "newline=crlf", "newline=cr", "space=0", "comment=1", "newline=crlf;split=3", "done=0",
+     "done=0;final_newline=0", "final_newline=0", "text=\u4f60\u597d;split=1", "line_bytes=1048576;chunks=1;split=65536"],
+)  # fmt: skip
+async def test_rule_18_any_form_of_a_stream_gives_the_same_answer(gateway: Gateway, script: str) -> None:
+    answer, body = await gateway.stream(f"{script};output=11")
+    assert body.count(b"[DONE]") == 1 and body.endswith(b"data: [DONE]\n\n")
+    assert chunks_of(body)[-1]["choices"][0]["finish_reason"] == "stop"
+    assert b"error" not in body
+    row = await gateway.row(answer)
+    assert (row["status"], row["tokens"]["output"]) == ("completed", 11)
+
+
+async def test_two_choices_of_one_stream(gateway: Gateway) -> None:
+    answer, body = await gateway.stream("done=0", n=2)
+    assert sum(c["choices"][0]["finish_reason"] == "stop" for c in chunks_of(body)) == 2
+    assert (await gateway.row(answer))["status"] == "completed"
+
+
+async def test_a_flaw_in_usage_is_flagged_and_never_negative(gateway: Gateway) -> None:
+    answer, _ = await gateway.stream("usage=bad")
+    row = await gateway.row(answer)
+    assert row["estimated"] and row["tokens"].get("input", 0) == 0 and row["tokens"]["output"] == 5
+
+
+@pytest.mark.parametrize(("script", "reason"), [("cut=2", "cut"), ("error=2", "in_band_error"), ("stall=2", "timeout")])
+async def test_rule_21_an_upstream_that_dies_mid_way_ends_in_band(gateway: Gateway, script: str, reason: str) -> None:
+    answer, body = await gateway.stream(f"{script};quote={PROVIDER_KEY}", stream_options=ASK)
+    assert answer.status_code == 200
+    *content, last = chunks_of(body)
+    assert len(content) == 2
+    assert set(last["error"]) == {"message", "type", "param", "code"}
+    assert b"[DONE]" not in body and PROVIDER_KEY.encode() not in body
+    row = await gateway.row(answer)
+    assert (row["status"], row["estimated"], row["error"]) == ("incomplete", True, reason)
+    assert row["tokens"]["output"] >= 1
+
+
+async def test_a_stream_that_ends_without_its_finish_is_no_clean_finish(gateway: Gateway) -> None:
+    answer, body = await gateway.stream("finish=;done=0")
+    assert b"[DONE]" in body or b"error" in body
+    answer, body = await gateway.stream("empty=1")
+    assert answer.status_code == 502
+
+
+async def test_rule_22_an_answer_in_place_of_a_stream_is_streamed(gateway: Gateway) -> None:
+    answer, body = await gateway.stream("mode=json;output=8", stream_options=ASK)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert text_of(body) == "scripted"
+    assert chunks_of(body)[-1]["usage"]["completion_tokens"] == 8
+    assert body.endswith(b"data: [DONE]\n\n")
+    assert (await gateway.row(answer))["tokens"]["output"] == 8
+
+
+async def test_the_outcome_is_journalled_before_done_goes_out(gateway: Gateway) -> None:
+    body = {"model": "m", "messages": MESSAGES, "stream": True}
+    async with gateway.client.stream("POST", CHAT, json=body) as answer:
+        async for line in answer.aiter_lines():
+            if line == "data: [DONE]":
+                assert gateway.services.journal.in_flight == 0
+
+
+async def test_the_first_chunk_does_not_wait_for_the_second(gateway: Gateway) -> None:
+    body = {"model": "m", "messages": MESSAGES, "stream": True, "user": "chunks=2;gap_ms=900"}
+    loop = asyncio.get_running_loop()
+    async with gateway.client.stream("POST", CHAT, json=body) as answer:
+        began = loop.time()
+        async for _ in answer.aiter_raw():
+            break
+        assert loop.time() - began < 0.5
+
+
+async def test_rule_20_a_caller_that_leaves_a_stream_stops_the_provider_and_is_billed(
+    gateway: Gateway, up: Upstream
+) -> None:
+    body = {"model": "m", "messages": MESSAGES, "stream": True, "user": "chunks=200;gap_ms=30"}
+    async with gateway.client.stream("POST", CHAT, json=body) as answer:
+        seen = 0
+        async for line in answer.aiter_lines():
+            seen += line.startswith("data:")
+            if seen == 5:
+                break
+        request_id = answer.headers["x-request-id"]
+
+    async def stopped() -> bool:
+        return [entry["ended"] for entry in await up.book()] == ["left"]
+
+    await until(stopped, "the provider to be told", within_s=1.0)
+    row = await gateway.row(request_id)
+    assert (row["status"], row["estimated"]) == ("cancelled", True)
+    assert 4 <= row["tokens"]["output"] <= 40
+    assert row["tokens"]["input"] > 0 and row["settled"]["amount"] != "0"
+    await gateway.settled()
+
+
+async def test_rule_20_a_caller_that_leaves_a_plain_call_is_billed_too(gateway: Gateway, up: Upstream) -> None:
+    with pytest.raises(Exception, match=""):
+        await gateway.client.post(CHAT, json={"model": "m", "messages": MESSAGES, "user": "delay_ms=1500"}, timeout=0.3)
+
+    async def stopped() -> bool:
+        return [entry["ended"] for entry in await up.book()] == ["left"]
+
+    await until(stopped, "the provider to be told", within_s=1.0)
+    row = await gateway.only_row()
+    assert (row["status"], row["estimated"]) == ("cancelled", True)
+    assert row["tokens"]["input"] > 0
+    await gateway.settled()
+
+
+async def test_rule_20_an_engine_that_is_cancelled_tells_the_exact_usage(gateway: Gateway, motor: Upstream) -> None:
+    script = "chunks=200;gap_ms=30;prompt=33;cancelled_output=6"
+    body = {"model": "engine", "messages": MESSAGES, "stream": True, "user": script}
+    async with gateway.client.stream("POST", CHAT, json=body) as answer:
+        async for _ in answer.aiter_lines():
+            break
+        request_id = answer.headers["x-request-id"]
+    row = await gateway.row(request_id)
+    assert (row["status"], row["estimated"]) == ("cancelled", False)
+    assert (row["tokens"]["input"], row["tokens"]["output"]) == (33, 6)
+    (entry,) = await motor.book()
+    assert (entry["ended"], entry["request_id"]) == ("cancelled", request_id)
+
+
+async def test_a_parallel_slot_comes_back_whichever_way_a_stream_ends(gateway: Gateway) -> None:
+    key = await gateway.admin("/keys", {"team_id": gateway.team_id, "name": "one", "limits": {"max_parallel": 1}})
+    headers = {"authorization": f"Bearer {key['key']}"}
+    for script in ("chunks=3", "cut=1", "error=1", "cut=0", "status=400", "empty=1"):
+        answer = await gateway.chat(script, stream=True, headers={**headers, "x-metergate-no-retry": "1"})
+        assert answer.status_code != 429, script
+
+
+async def test_rule_22_silence_is_filled_with_comments(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.api.exchange.KEEP_ALIVE_S", 0.2)
+    answer, body = await gateway.stream("first_delay_ms=900;chunks=2")
+    assert body.startswith(b": keep-alive\n\n") and body.count(b": keep-alive\n\n") >= 2
+    assert text_of(body) == "word0 word1 "
+    assert answer.status_code == 200 and body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_twenty_thousand_chunks(gateway: Gateway) -> None:
+    answer, body = await gateway.stream("chunks=20000;output=20000")
+    assert body.count(b"data: ") == 20_002
+    assert (await gateway.row(answer))["tokens"]["output"] == 20_000
