@@ -84,7 +84,6 @@ class AsyncEngine:
         self._writer: asyncio.StreamWriter | None = None
         self._pump: asyncio.Task[None] | None = None
         self._next_sequence = 1
-        self._sent_since_stats = 0
         self._by_sequence: dict[int, tuple[Generation, Choice]] = {}
         self._live: dict[str, Generation] = {}
         self._finished: OrderedDict[str, FinishedUsage] = OrderedDict()
@@ -96,7 +95,7 @@ class AsyncEngine:
         self._writer.write(frame(Start(self.config)))
         try:
             await self._await_ready(on_progress)
-        except asyncio.IncompleteReadError:
+        except (asyncio.IncompleteReadError, ConnectionError):
             raise ModelError(
                 f"the engine core ended while loading ({self._exit_words()}); see its lines above"
             ) from None
@@ -121,7 +120,6 @@ class AsyncEngine:
                 )
                 self._by_sequence[choice.sequence_id] = (generation, choice)
                 self._send(add)
-                self._sent_since_stats += 1
                 leader = leader or choice.sequence_id
         if all(choice.ended for choice in generation.choices):
             self._finish(generation)
@@ -246,7 +244,6 @@ class AsyncEngine:
 
     def _apply(self, step: StepDone) -> None:
         self.stats = step.stats
-        self._sent_since_stats = 0
         now_s = time.monotonic()
         for update in step.updates:
             generation, choice = self._by_sequence[update.id]
@@ -294,8 +291,9 @@ class AsyncEngine:
             raise Draining("The engine is shutting down and takes no new requests.")
         if self.ready is None:
             raise Overloaded(f"The model is still loading ({self.progress}).", retry_after_s=2)
-        waiting = self.stats.waiting + self._sent_since_stats
-        if waiting and waiting + sequences > self._max_waiting:
+        beyond_seats = len(self._by_sequence) - self.config.max_num_seqs
+        waiting = max(self.stats.waiting, beyond_seats)
+        if waiting > 0 and waiting + sequences > self._max_waiting:
             raise Overloaded(f"{waiting} sequences are waiting already (--max-waiting {self._max_waiting}). Try later.")
 
     def _send(self, message: msgspec.Struct) -> None:

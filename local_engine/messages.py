@@ -19,7 +19,7 @@ from .sequence import FinishReason
 HEADER = struct.Struct("<I")
 
 
-class Start(msgspec.Struct, frozen=True, tag="start"):
+class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     config: EngineConfig
 
 

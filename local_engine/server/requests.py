@@ -125,7 +125,7 @@ _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
 _NO_LOGPROBS: tuple[object, ...] = (False,)
 
 Body = TypeVar("Body", bound=msgspec.Struct)
-_UNKNOWN = re.compile(r"unknown field `(.*)`")
+_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _WHERE = re.compile(r" - at `\$\.?(.*)`$")
 
 

@@ -54,9 +54,7 @@ class TinyRunner:
 
     vocab_size = VOCAB
 
-    def __init__(
-        self, num_blocks: int, max_model_len: int, *, parrot: bool = False, step_s: float = 0.0
-    ) -> None:
+    def __init__(self, num_blocks: int, max_model_len: int, *, parrot: bool = False, step_s: float = 0.0) -> None:
         self.num_blocks = num_blocks
         self.max_model_len = max_model_len
         self.computed_tokens = 0
