@@ -66,7 +66,7 @@ def test_the_sandbox_keeps_python_out_of_reach() -> None:
 
 def test_the_last_message_can_be_continued() -> None:
     template = ChatTemplate(CHATML, SPECIAL)
-    messages = [user("hi"), {"role": "assistant", "content": "I am"}]
+    messages: list[dict[str, object]] = [user("hi"), {"role": "assistant", "content": "I am"}]
     rendered = template.render(messages, add_generation_prompt=False, continue_final_message=True)
     assert rendered == "<s><|user|>hi</s><|assistant|>I am"
 

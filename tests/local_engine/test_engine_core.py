@@ -80,9 +80,7 @@ class Job:
     delay: int
 
 
-jobs = st.lists(
-    st.builds(Job, prompts.map(tuple), st.integers(1, 40), st.integers(0, 12)), min_size=1, max_size=8
-)
+jobs = st.lists(st.builds(Job, prompts.map(tuple), st.integers(1, 40), st.integers(0, 12)), min_size=1, max_size=8)
 
 
 def run(work: Sequence[Job], **config: object) -> Harness:

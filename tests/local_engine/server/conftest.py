@@ -25,6 +25,6 @@ async def client(parrot: RunningEngine) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def sdk(parrot: RunningEngine) -> AsyncIterator[openai.AsyncOpenAI]:
-    http = httpx.AsyncClient(trust_env=False, timeout=30)
+    http = openai.DefaultAsyncHttpxClient(trust_env=False, timeout=30)
     async with openai.AsyncOpenAI(base_url=f"{parrot.url}/v1", api_key="none", http_client=http, max_retries=0) as sdk:
         yield sdk

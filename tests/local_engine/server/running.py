@@ -13,7 +13,6 @@ from types import TracebackType
 
 import httpx
 import msgspec
-import psutil
 
 from local_engine.config import EngineConfig, ServerConfig
 
@@ -108,11 +107,20 @@ class RunningEngine:
         except (OSError, ValueError, httpx.TransportError):
             return False
 
-    def core(self) -> psutil.Process:
-        (core,) = psutil.Process(self.process.pid).children()
-        return core
+    def core(self) -> int:
+        """The core's process id (Linux)."""
+        pid = self.process.pid
+        (core,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return int(core)
 
     def metric(self, name: str) -> float:
         """The value of a series without labels of its own, summed over the rest."""
         lines = httpx.get(f"{self.url}/metrics", trust_env=False).text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

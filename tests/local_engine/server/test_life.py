@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
-from .running import DEADLINE_S, RunningEngine, wait_for
+from .running import DEADLINE_S, RunningEngine, is_alive, wait_for
 
 MODEL = "tiny-model"
 LONG = {"model": MODEL, "prompt": "x" * 100, "max_tokens": 400, "stream": True}
@@ -125,7 +124,7 @@ def test_the_death_of_the_core_is_told_in_band_and_ends_the_server(slow: Running
     with http(slow) as client, client.stream("POST", "/v1/completions", json=LONG) as answer:
         lines = (line for line in answer.iter_lines() if line)
         next(lines)
-        core.send_signal(signal.SIGKILL)
+        os.kill(core, signal.SIGKILL)
         rest = list(lines)
     assert rest[-1].startswith('data: {"error":{"message":"The engine core died (signal 9)."')
     assert "data: [DONE]" not in rest
@@ -146,17 +145,13 @@ def test_every_process_ends_when_the_parents_pipe_closes(slow: RunningEngine) ->
         next(answer.iter_lines())
         slow.drop_parent()
         wait_for(lambda: slow.process.poll() is not None, "the server to end")
-        wait_for(lambda: not _alive(core), "the core to end")
+        wait_for(lambda: not is_alive(core), "the core to end")
 
 
 def test_the_core_ends_when_the_server_is_killed(slow: RunningEngine) -> None:
     core = slow.core()
     slow.process.kill()
-    wait_for(lambda: not _alive(core), "the core to end")
-
-
-def _alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    wait_for(lambda: not is_alive(core), "the core to end")
 
 
 def test_a_model_that_cannot_be_loaded_is_one_line_and_status_1(tiny_folder: Path, tmp_path: Path) -> None:
