@@ -16,7 +16,7 @@ from billing.teams import TeamRow
 from gateway.access.identity import Identity
 from gateway.access.keys import NewKey
 from gateway.access.tables import api_keys, installation, key_secrets
-from gateway.admission.limits import Limits
+from gateway.admission.limits import UNLIMITED, Limits
 
 PEPPER_FINGERPRINT: Final = "key_pepper_fingerprint"
 
@@ -26,7 +26,7 @@ class KeyPolicy:
     """What a key may do. None means no restriction; an empty collection means nothing is allowed."""
 
     models: tuple[str, ...] | None = None
-    limits: Limits = Limits()
+    limits: Limits = UNLIMITED
     model_limits: Mapping[str, Limits] = field(default_factory=dict)
     allowed_ips: tuple[str, ...] | None = None
     tags: Mapping[str, str] = field(default_factory=dict)

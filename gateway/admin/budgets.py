@@ -9,11 +9,11 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Meta, Struct
 
 from billing.budgets import BudgetRow, create_budget, end_budget, get_budget, list_budgets
-from billing.money import NANO, format_scaled
+from billing.money import INT64_MAX, NANO, format_scaled
 from billing.teams import get_team
 from gateway.access.repository import get_key
 from gateway.admin.failures import invalid, missing
-from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, cut, decode_cursor
+from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, after_id, cut
 from gateway.admin.services import CatalogWrite, Injected
 from gateway.admin.texts import Currency, Decimal, Text, moment
 
@@ -73,7 +73,7 @@ class BudgetsController(Controller):
     async def index(
         self, rooms: Injected, ended: FromQuery[bool] = False, cursor: Cursor = None, limit: Limit = DEFAULT_LIMIT
     ) -> BudgetPage:
-        after = decode_cursor(cursor, int) or 0
+        after = after_id(cursor)
         async with rooms.read() as connection:
             rows = await list_budgets(connection, after, limit + 1, ended=ended)
         page, next_cursor = cut(rows, limit, lambda row: row.id)
@@ -82,13 +82,15 @@ class BudgetsController(Controller):
     @get("/{budget_id:int}", summary="One budget")
     async def one(self, budget_id: FromPath[int], rooms: Injected) -> BudgetView:
         async with rooms.read() as connection:
-            row = await get_budget(connection, budget_id)
+            row = await get_budget(connection, budget_id) if budget_id <= INT64_MAX else None
         if row is None:
             raise missing("budget", budget_id)
         return _view(row)
 
     @post("/{budget_id:int}/end", status_code=200, summary="End a budget; ending it twice changes nothing")
     async def end(self, budget_id: FromPath[int], rooms: Injected) -> BudgetView:
+        if budget_id > INT64_MAX:
+            raise missing("budget", budget_id)
         async with rooms.write() as write:
             row = await end_budget(write.connection, budget_id)
         return _view(row)

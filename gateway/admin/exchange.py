@@ -14,7 +14,7 @@ from billing.records import RateView, TermsView
 from billing.times import now_us
 from billing.views import rate_view, terms_view
 from gateway.admin.failures import invalid
-from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, cut, decode_cursor
+from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, after_id, cut
 from gateway.admin.services import Injected
 from gateway.admin.texts import Currency, Decimal, Moment, Note, Text, moment_us
 
@@ -84,7 +84,7 @@ class RatesController(Controller):
         cursor: Cursor = None,
         limit: Limit = DEFAULT_LIMIT,
     ) -> RatePage:
-        after = decode_cursor(cursor, int) or 0
+        after = after_id(cursor)
         async with rooms.read() as connection:
             rows = await list_rates(connection, kind=kind, base=base, quote=quote, after=after, limit=limit + 1)
         page, next_cursor = cut(rows, limit, lambda row: row.id)
@@ -123,7 +123,7 @@ class TermsController(Controller):
         cursor: Cursor = None,
         limit: Limit = DEFAULT_LIMIT,
     ) -> TermsPage:
-        after = decode_cursor(cursor, int) or 0
+        after = after_id(cursor)
         async with rooms.read() as connection:
             rows = await list_terms(connection, team_id=team_id, provider=provider, after=after, limit=limit + 1)
         page, next_cursor = cut(rows, limit, lambda row: row.id)

@@ -18,6 +18,8 @@ from gateway.errors import INVALID_REQUEST, ApiError
 logger = logging.getLogger(__name__)
 
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
+_NOT_REPRESENTABLE = "22021"
+"""PostgreSQL's character_not_in_repertoire: a NUL inside a text."""
 _MISSING_FIELD = re.compile(r"missing required field `([^`]*)`")
 
 
@@ -59,6 +61,8 @@ def to_api_error(error: Exception) -> ApiError:
             return errors.invalid_json(error.detail)
         case HTTPException():
             return ApiError(error.status_code, error.detail, INVALID_REQUEST, None, None, dict(error.headers or {}))
+        case sqlalchemy.exc.DBAPIError() if getattr(error.orig, "sqlstate", None) == _NOT_REPRESENTABLE:
+            return invalid("A value has a character that no stored text can have.", None)
         case sqlalchemy.exc.OperationalError() | sqlalchemy.exc.InterfaceError() | OSError():
             logger.warning("an admin request met no database: %s", type(error).__name__)
             return database_away()

@@ -40,13 +40,21 @@ def presented_key(connection: ASGIConnection[Any, Any, Any, Any]) -> bytes | Non
 
 
 async def refuse_unknown_query(request: Request[Any, Any, Any]) -> None:
-    """A misspelt filter would answer for everything instead of nothing: 422 names it, and one given twice."""
+    """A misspelt filter would answer for everything instead of nothing: 422 names it, and one given twice.
+
+    So does a NUL, which PostgreSQL cannot even compare with.
+    """
     known = _query_names(request)
-    for name, _ in request.query_params.multi_items():
+    for name, value in request.query_params.multi_items():
         if name not in known:
             raise invalid(f"{name}: unknown query parameter; known: {', '.join(known) or 'none'}", name)
         if len(request.query_params.getall(name)) > 1:
             raise invalid(f"{name}: is given more than once", name)
+        if "\x00" in value:
+            raise invalid(f"{name}: has a NUL character", name)
+    for name, part in request.path_params.items():
+        if "\x00" in str(part):
+            raise invalid(f"{name}: has a NUL character", name)
 
 
 def _query_names(request: Request[Any, Any, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from gateway.access import repository
 from gateway.access.keys import new_key, random_id
 from gateway.access.repository import KeyPolicy, KeyRow
 from gateway.admin.failures import conflict, invalid, missing
-from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, cut, decode_cursor
+from gateway.admin.paging import DEFAULT_LIMIT, Cursor, IdText, Limit, RowId, cut, decode_cursor
 from gateway.admin.services import CatalogWrite, Injected
 from gateway.admin.texts import Moment, Text, moment, moment_us
 from gateway.admission.limits import MAX_LIMIT, Limits
@@ -123,7 +123,7 @@ class KeysController(Controller):
         cursor: Cursor = None,
         limit: Limit = DEFAULT_LIMIT,
     ) -> KeyPage:
-        after = decode_cursor(cursor, tuple[int, str])
+        after = decode_cursor(cursor, tuple[RowId, IdText])
         async with rooms.read() as connection:
             rows = await repository.list_keys(connection, team_id=team_id, after=after, limit=limit + 1)
         page, next_cursor = cut(rows, limit, lambda row: (row.created_at_us, row.id))

@@ -10,6 +10,7 @@ from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
 from billing.catalog_lists import PriceBookRow, list_price_books, list_prices
+from billing.money import INT64_MAX
 from billing.prices import PriceRow
 from billing.publishing import publish_price
 from billing.records import PriceView
@@ -17,7 +18,7 @@ from billing.times import now_us
 from billing.usage import TokenClass
 from billing.views import price_view
 from gateway.admin.failures import invalid
-from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, cut, decode_cursor
+from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, after_id, cut
 from gateway.admin.services import Injected
 from gateway.admin.texts import Currency, Decimal, Moment, Note, Text, moment, moment_us
 
@@ -104,7 +105,7 @@ class PricesController(Controller):
         model: Filter = None,
         token_class: Filter = None,
         version: Annotated[
-            int | None, QueryParameter(ge=0, description="Only rows that this version of the book holds.")
+            int | None, QueryParameter(ge=0, le=INT64_MAX, description="Only rows that this version of the book holds.")
         ] = None,
         cursor: Cursor = None,
         limit: Limit = DEFAULT_LIMIT,
@@ -116,7 +117,7 @@ class PricesController(Controller):
                 model=model,
                 token_class=token_class,
                 version=version,
-                after=decode_cursor(cursor, int) or 0,
+                after=after_id(cursor),
                 limit=limit + 1,
             )
         page, next_cursor = cut(rows, limit, lambda row: row.id)
@@ -130,7 +131,7 @@ class PriceBooksController(Controller):
     @get(summary="List the published versions of the book")
     async def index(self, rooms: Injected, cursor: Cursor = None, limit: Limit = DEFAULT_LIMIT) -> PriceBookPage:
         async with rooms.read() as connection:
-            rows = await list_price_books(connection, after=decode_cursor(cursor, int) or 0, limit=limit + 1)
+            rows = await list_price_books(connection, after=after_id(cursor), limit=limit + 1)
         page, next_cursor = cut(rows, limit, lambda row: row.version)
         return PriceBookPage([_book(row) for row in page], next_cursor)
 

@@ -12,7 +12,7 @@ from billing.checks import parse_field
 from billing.money import NANO, format_scaled
 from billing.teams import TeamRow, create_team, get_team, list_teams, update_team
 from gateway.admin.failures import missing
-from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, cut, decode_cursor
+from gateway.admin.paging import DEFAULT_LIMIT, Cursor, IdText, Limit, cut, decode_cursor
 from gateway.admin.services import Injected
 from gateway.admin.texts import Currency, Decimal, Text, moment
 
@@ -74,7 +74,7 @@ class TeamsController(Controller):
     @get(summary="List teams")
     async def index(self, rooms: Injected, cursor: Cursor = None, limit: Limit = DEFAULT_LIMIT) -> TeamPage:
         async with rooms.read() as connection:
-            rows = await list_teams(connection, decode_cursor(cursor, str), limit + 1)
+            rows = await list_teams(connection, decode_cursor(cursor, IdText), limit + 1)
         page, next_cursor = cut(rows, limit, lambda row: row.id)
         return TeamPage([_view(row) for row in page], next_cursor)
 

@@ -17,7 +17,6 @@ from gateway.access.authenticator import Authenticator
 from gateway.access.pepper import load_pepper
 from gateway.admin.routes import admin_router
 from gateway.catalog import Catalog
-from gateway.database import upgrade
 from gateway.routing.routes import Router
 from gateway.settings import Settings, load_settings
 
@@ -56,7 +55,11 @@ class Operator:
     async def ask(self, method: str, path: str, body: object = None, *, status: int = 200, **query: object) -> Any:
         parameters = {name: str(value) for name, value in query.items()}
         answer = await self.client.request(
-            method, f"/admin/v1{path}", json=body, params=parameters, headers={"authorization": self.authorization}
+            method,
+            f"/admin/v1{path}",
+            json=body,
+            params=parameters or None,
+            headers={"authorization": self.authorization},
         )
         assert answer.status_code == status, f"{method} {path}: {answer.status_code} {answer.text}"
         return answer.json()
@@ -85,15 +88,19 @@ class Operator:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(tmp_path: Path, database_url: str) -> Settings:
     config = tmp_path / "gateway.yaml"
     config.write_text(CONFIG)
-    return load_settings(config, {"METERGATE_HOME": str(tmp_path / "var"), "METERGATE_ADMIN_KEY": ADMIN_KEY})
+    environ = {
+        "METERGATE_HOME": str(tmp_path / "var"),
+        "METERGATE_ADMIN_KEY": ADMIN_KEY,
+        "METERGATE_DATABASE_URL": database_url,
+    }
+    return load_settings(config, environ)
 
 
 @pytest.fixture
 async def gateway(settings: Settings) -> AsyncIterator[Gateway]:
-    await upgrade(settings.database_url)
     database = open_database(settings.database_url)
     pepper = load_pepper(settings)
     catalog = Catalog(database, pepper, poll_s=0.05)

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 from sqlalchemy import text
 
-from gateway.errors import ApiError
+from billing.tables import metadata
 from gateway.access.identity import Identity
+from gateway.errors import ApiError
 from tests.gateway.admin.conftest import Gateway, Operator
 
 
@@ -51,9 +52,10 @@ async def test_a_key_is_created_shown_once_and_works_at_once(gateway: Gateway, o
 async def test_rule_27_no_table_holds_a_key_or_its_secret(gateway: Gateway, operator: Operator) -> None:
     key = (await operator.post("/keys", {"team_id": await operator.team(), "name": "ci"}))["key"]
     secret = key.rpartition("-")[2]
-    await gateway.database.dispose()
-    for path in gateway.settings.home.rglob("metergate.db*"):
-        assert secret.encode() not in path.read_bytes()
+    async with gateway.database.connect() as connection:
+        for table in metadata.tables.values():
+            for row in await connection.execute(table.select()):
+                assert secret not in str(row), table.name
 
 
 async def test_rule_08_null_means_no_restriction_and_an_empty_list_allows_nothing(
@@ -168,31 +170,6 @@ async def test_rule_33_keys_page_by_cursor_and_every_key_comes_once(operator: Op
     assert seen == made
     assert pages == 3
     assert [key["id"] for key in (await operator.get("/keys", team_id=teams[1]))["data"]] == made[1::2]
-
-
-@pytest.mark.parametrize(
-    ("change", "param", "message"),
-    [
-        ({"team_id": "team_nobody"}, "team_id", "team_id: there is no team 'team_nobody'"),
-        ({"allowed_ips": ["10.0.0.1/8"]}, "allowed_ips", "allowed_ips: 10.0.0.1/8 has host bits set"),
-        ({"expires_at": "2026-01-01"}, "expires_at", "expires_at: '2026-01-01' has no offset"),
-        ({"expires_at": "2026-01-01T00:00:00"}, "expires_at", "has no offset"),
-        ({"limits": {"max_parallel": -1}}, "limits.max_parallel", "limits.max_parallel: Expected `int` >= 0"),
-        ({"limits": {"rpm": 5}}, "limits.rpm", "limits.rpm: unknown field"),
-        ({"name": ""}, "name", "name: Expected `str` of length >= 1"),
-        ({"name": "a\x00b"}, "name", "name: Expected `str` matching regex"),
-        ({"tags": {"a b": "c"}}, "tags", "matching regex"),
-        ({"models": "deepseek-chat"}, "models", "models: Expected `array | null`, got `str`"),
-        ({"colour": "red"}, "colour", "colour: unknown field"),
-    ],
-)
-async def test_a_bad_value_is_a_422_that_names_the_field(
-    operator: Operator, change: dict[str, object], param: str, message: str
-) -> None:
-    body = {"team_id": await operator.team(), "name": "ci", **change}
-    named, said = await operator.refused("/keys", body)
-    assert named == param
-    assert message in said
 
 
 async def test_a_refused_creation_leaves_no_key(gateway: Gateway, operator: Operator) -> None:
