@@ -183,7 +183,7 @@ class Admission:
         """Make the reservation cover `route` as well; False, and nothing changed, when it does not fit or cannot be charged."""
         if not lease.claim.charges:
             return True
-        asked = self._ask(
+        asked: _Asked[R] = self._ask(
             lease.identity, lease.snapshot, lease.request_id, lease.at_us, lease.reserved.input, None, 1, [], None
         )
         asked.output_tokens = lease.reserved.output

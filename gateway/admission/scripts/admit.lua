@@ -21,7 +21,8 @@ local function load()
   local v = call('HMGET', H, unpack(names))
   SEQ = tonumber(v[1] or -1)
   if SEQ < A[1] or SEQ < 0 then return { 'lost', 0 } end
-  if NOW < tonumber(v[2]) then return { 'healing', SEQ, tonumber(v[2]) - NOW } end
+  local healing = tonumber(v[2]) - NOW
+  if healing > 0 and healing < 5 * SECOND then return { 'healing', SEQ, healing } end -- not when the clock stepped back
   if v[3] == 'x' then return { 'finished', SEQ } end
   held = v[3] and { open_pack(v[3]) }
   states, budgets = {}, {}
