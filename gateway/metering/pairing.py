@@ -73,7 +73,7 @@ class Pairing:
                     carried.append(opened)
                 else:
                     start = min(start, where)
-        return Position(start.segment, start.offset, tuple(carried))
+        return Position(place.segment, start.offset, place.offset, tuple(carried))
 
     def oldest_us(self) -> int | None:
         """When the oldest attempt without an outcome was opened."""

@@ -1,8 +1,8 @@
 """How far a journal has been shipped: one small file per process folder, replaced as a whole.
 
-Everything before `place` is committed, except the attempts in `carried`: they were opened in segments before `place` and
-have no outcome yet. The file is written only after the commit, so it can be late and never early: what is read again
-meets its own row and changes nothing.
+Everything before `through` is committed, except the attempts that have no outcome yet. Of those, the ones opened in older
+segments are `carried`; the others are found again by reading on from (`segment`, `offset`), the first of them. The file is
+written only after the commit, so it can be late and never early: what is read again meets its own row and changes nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from gateway.metering.segments import POSITION_NAME
 
 
 class Position(msgspec.Struct, frozen=True):
-    """`complete_us` is when the journal of a dead process was shipped to its end, microseconds since the epoch."""
+    """`through` is `through_offset` in `segment`, at or behind `offset`: an outcome in between whose attempt is missing belongs to
+    a row that is committed. `complete_us` is when the journal of a dead process was shipped to its end, microseconds since the epoch."""
 
     segment: int = 0
     offset: int = 0
+    through_offset: int = 0
     carried: tuple[AttemptOpened, ...] = ()
     complete_us: int | None = None
 

@@ -41,6 +41,7 @@ class Source:
         self.stored = read_position(folder)
         self.reader = JournalReader(folder, Place(self.stored.segment, self.stored.offset))
         self.committed = self.reader.place
+        self._through = Place(self.stored.segment, self.stored.through_offset)
         self._pairing = Pairing(self.stored.carried)
         self._stored_at_s = time.monotonic()
         self._ended = False
@@ -60,7 +61,11 @@ class Source:
         if self.items or self._ended:
             return bool(self.items)
         located = self.reader.read(limit, dead=self.dead)
-        completed = [done for one in located if (done := self._pairing.feed(one)) is not None]
+        completed: list[Paired | Stray] = []
+        for one in located:
+            done = self._pairing.feed(one)
+            if done is not None and not (isinstance(done, Stray) and one.start < self._through):
+                completed.append(done)
         if self.dead and not located:
             completed += self._pairing.lost()
             self._ended = True
@@ -84,7 +89,7 @@ class Source:
         assert not self.items
         position = self._pairing.position(self.reader.place)
         if self._ended:
-            position = Position(position.segment, position.offset, (), time.time_ns() // 1000)
+            position = Position(position.segment, position.offset, position.through_offset, (), time.time_ns() // 1000)
         if position != self.stored:
             write_position(self.folder, position)
             self.stored = position

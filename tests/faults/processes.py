@@ -1,0 +1,77 @@
+"""Starting and killing the processes of a fault run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from gateway.metering.position import read_position
+from gateway.metering.segments import process_folders
+from tests.faults.law import Witness
+
+ROOT = Path(__file__).parents[2]
+
+
+class Writer:
+    """One writing process; `kill` ends it by SIGKILL and returns what it had said."""
+
+    def __init__(self, journal: Path, said: Path, manner: str = "honest") -> None:
+        self._said = said
+        with said.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.faults.writer", str(journal), manner], stdout=output, cwd=ROOT
+            )
+
+    def wait_until_speaking(self, deadline_s: float = 30.0) -> None:
+        until = time.monotonic() + deadline_s
+        while self._said.stat().st_size == 0:
+            assert self._process.poll() is None, "the writer died by itself"
+            assert time.monotonic() < until, "the writer does not start"
+            time.sleep(0.002)
+
+    def kill(self) -> Witness:
+        self._process.kill()
+        return self.wait()
+
+    def wait(self) -> Witness:
+        """For a writer that kills itself."""
+        assert self._process.wait(timeout=60) == -signal.SIGKILL
+        return Witness.of(self._said.read_bytes())
+
+
+class RecorderProcess:
+    """One recorder process."""
+
+    def __init__(self, journal: Path, url: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.recorder", str(journal), url], stdin=subprocess.PIPE, cwd=ROOT
+        )
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._close()
+
+    def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        assert self._process.wait(timeout=60) == 0
+
+    def freeze(self) -> None:
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def _close(self) -> None:
+        self._process.wait(timeout=60)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+
+def all_shipped(journal: Path) -> bool:
+    """Whether every dead process's journal is in the database to its end."""
+    return all(read_position(folder).complete_us is not None for folder in process_folders(journal))
