@@ -8,12 +8,13 @@ from typing import Any
 
 import sqlalchemy.exc
 from litestar import Request, Response
-from litestar.exceptions import HTTPException, ValidationException
+from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException, ValidationException
 from litestar.types import ExceptionHandlersMap
 
 from billing.errors import BillingError, Conflict, NotFound
 from gateway import errors
 from gateway.errors import INVALID_REQUEST, ApiError
+from gateway.ids import new_request_id
 
 logger = logging.getLogger(__name__)
 
@@ -88,10 +89,20 @@ def _validation(error: ValidationException) -> ApiError:
 
 
 def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    answer = to_api_error(error)
-    return Response(
-        errors.render(answer), status_code=answer.status, headers=answer.headers, media_type="application/json"
-    )
+    answer = _unrouted(request, error) or to_api_error(error)
+    headers = {**answer.headers, "x-request-id": str(new_request_id())}
+    return Response(errors.render(answer), status_code=answer.status, headers=headers, media_type="application/json")
+
+
+def _unrouted(request: Request[Any, Any, Any], error: Exception) -> ApiError | None:
+    match error:
+        case NotFoundException():
+            return errors.not_found(request.url.path)
+        case MethodNotAllowedException():
+            allowed = (error.headers or {}).get("allow", "another method")
+            return errors.method_not_allowed(request.method, request.url.path, allowed)
+        case _:
+            return None
 
 
 HANDLERS: ExceptionHandlersMap = {Exception: handle, HTTPException: handle}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import litestar
+from litestar import Response
 from litestar.di import Provide
 
 from gateway.access.admin_key import load_admin_key
@@ -16,8 +19,14 @@ from gateway.admin.prices import PriceBooksController, PricesController
 from gateway.admin.services import AdminServices, Rooms
 from gateway.admin.teams import TeamsController
 from gateway.admin.usage import UsageController
+from gateway.ids import new_request_id
 
 MAX_BODY_BYTES = 1 << 20
+
+
+def name_request(response: Response[Any]) -> Response[Any]:
+    response.headers["x-request-id"] = str(new_request_id())
+    return response
 
 
 def admin_router(services: AdminServices) -> litestar.Router:
@@ -38,6 +47,7 @@ def admin_router(services: AdminServices) -> litestar.Router:
         ],
         guards=[admin_guard(load_admin_key(services.settings))],
         before_request=refuse_unknown_query,
+        after_request=name_request,
         dependencies={"rooms": Provide(lambda: rooms, sync_to_thread=False)},
         exception_handlers=HANDLERS,
         request_max_body_size=MAX_BODY_BYTES,
