@@ -108,11 +108,6 @@ class Account:
         self.route = route
         return sequence
 
-    def ended(self, outcome: AttemptOutcome) -> None:
-        """One attempt is over. Its last outcome counts if it is reported twice."""
-        self.attempts = [each for each in self.attempts if each.sequence != outcome.sequence]
-        self.attempts.append(outcome)
-
     def outcome(
         self,
         sequence: int,
@@ -124,6 +119,7 @@ class Account:
         tier: str = "default",
         estimated: bool = False,
     ) -> None:
+        """One attempt is over; called once for each."""
         ended_ns = time.monotonic_ns()
         attempt = AttemptOutcome(
             sequence=sequence,
@@ -135,7 +131,7 @@ class Account:
             service_tier=tier,
             estimated=estimated,
         )
-        self.ended(attempt)
+        self.attempts.append(attempt)
 
     def close(self, status: str, *, answered: int | None, estimated: bool = False, error: str | None = None) -> None:
         """Journals the outcome, once, and rates it. Never raises: what the disk refuses is kept by the journal."""

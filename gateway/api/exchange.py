@@ -262,7 +262,8 @@ class Exchange:
             route.breaker.failure(time.monotonic(), failure.retry_after_s)
         else:
             route.breaker.abandoned()
-        account.outcome(sequence, FAILED, began_ns=began_ns, error=failure.reason)
+        if len(account.attempts) < sequence:
+            account.outcome(sequence, FAILED, began_ns=began_ns, error=failure.reason)
         return failure
 
     async def _whole(
@@ -357,6 +358,13 @@ class Exchange:
                 self._note_partial(scanner, sequence, began_ns, INCOMPLETE, why)
                 raise
             if failure is not None and self._account.ttft_us is None:
+                if (
+                    scanner.events
+                ):  # it produced something that nobody saw: its cost is kept, the caller pays none of it
+                    usage, _ = self._stream_usage(route, scanner)
+                    self._account.outcome(
+                        sequence, FAILED, began_ns=began_ns, usage=usage, error=failure.reason, estimated=True
+                    )
                 return failure
             await self._end_stream(route, scanner, failure, sequence, began_ns)
             return None
@@ -440,7 +448,8 @@ class Exchange:
 
     async def _begin(self, route: Route) -> None:
         """The first content is about to go out: from here on there is no other route."""
-        self._account.ttft_us = self._account.elapsed_us()
+        if self._account.ttft_us is None:
+            self._account.ttft_us = self._account.elapsed_us()
         if not self._started:
             self._started = True
             await self._send({"type": START, "status": 200, "headers": [*self._answer_headers(route), *STREAM_HEADERS]})
@@ -451,6 +460,8 @@ class Exchange:
         """Closes the books, then sends the last bytes: the usage chunk if wanted and `[DONE]`, or the error."""
         account, call = self._account, self._call
         assert call is not None
+        if account.ttft_us is None:  # the whole of it came in one read
+            account.ttft_us = account.elapsed_us()
         usage, estimated = self._stream_usage(route, scanner)
         error = None if failure is None else failure.reason
         status = COMPLETED if failure is None else INCOMPLETE
@@ -473,8 +484,7 @@ class Exchange:
             last = scanner.tail + scanner.usage_event(scanner.usage or to_openai(usage), account.cost()) + DONE
         else:
             last = scanner.tail + DONE
-        if account.ttft_us is None:
-            await self._begin(route)
+        await self._begin(route)
         await self._send({"type": BODY, "body": last})
 
     def _stream_usage(self, route: Route, scanner: StreamScanner) -> tuple[Usage, bool]:

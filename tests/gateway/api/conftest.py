@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import pytest
 import uvicorn
 
 from gateway.api.app import create_app
+from gateway.database import upgrade
 from gateway.services import Services, build_services
 from gateway.settings import Settings, load_settings
 
@@ -37,6 +40,7 @@ models:
   - {{name: open, routes: [{{provider: up, model: up-m}}]}}
   - {{name: two, routes: [{{provider: up, model: up-m}}, {{provider: spare, model: spare-m}}]}}
   - {{name: limping, routes: [{{provider: dead, model: x}}, {{provider: spare, model: spare-m}}]}}
+  - {{name: far, routes: [{{provider: spare, model: spare-m}}]}}
   - {{name: gone, routes: [{{provider: dead, model: x}}]}}
   - {{name: engine, routes: [{{provider: motor, model: motor-m}}]}}
   - {{name: unpriced, routes: [{{provider: up, model: nobody-knows}}]}}
@@ -117,18 +121,24 @@ def dead_port() -> Iterator[int]:
 
 @pytest.fixture
 def settings(
-    tmp_path: Path, sqlite_url: str, up: Upstream, spare: Upstream, motor: Upstream, dead_port: int
+    tmp_path: Path, up: Upstream, spare: Upstream, motor: Upstream, dead_port: int, provisioned: Provisioned
 ) -> Settings:
     config = tmp_path / "gateway.yaml"
     config.write_text(CONFIG.format(up=up.port, spare=spare.port, motor=motor.port, dead=dead_port))
-    environ = {
-        "METERGATE_HOME": str(tmp_path / "var"),
+    database = tmp_path / "metergate.db"
+    shutil.copyfile(provisioned.database, database)
+    return load_settings(config, environment(tmp_path, database))
+
+
+def environment(folder: Path, database: Path) -> dict[str, str]:
+    return {
+        "METERGATE_HOME": str(folder / "var"),
         "METERGATE_ADMIN_KEY": ADMIN_KEY,
-        "METERGATE_DATABASE_URL": sqlite_url,
+        "METERGATE_KEY_PEPPER": "ab" * 32,
+        "METERGATE_DATABASE_URL": f"sqlite:///{database}",
         "METERGATE_REQUEST_MAX_BYTES": "200000",
         "UP_KEY": PROVIDER_KEY,
     }
-    return load_settings(config, environ)
 
 
 async def until(ready: Callable[[], Awaitable[Any]], what: str, within_s: float = 5.0) -> Any:
@@ -153,6 +163,10 @@ class Gateway:
     team_id: str = ""
     key_id: str = ""
     serving: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def use(self, provisioned: Provisioned) -> None:
+        self.team_id, self.key_id, self.key = provisioned.team_id, provisioned.key_id, provisioned.key
+        self.client.headers["authorization"] = f"Bearer {provisioned.key}"
 
     async def admin(self, path: str, body: dict[str, Any]) -> Any:
         answer = await self.operator.post(f"/admin/v1{path}", json=body)
@@ -196,21 +210,40 @@ class Gateway:
         await until(quiet, "every request to end")
 
 
-async def provision(gateway: Gateway) -> None:
-    """A team that settles in CNY at 1:1 with a key, and prices for the scripted models."""
-    team = await gateway.admin("/teams", {"name": "search", "settlement_currency": "CNY"})
+@dataclass(frozen=True)
+class Provisioned:
+    """A database with a team that settles in CNY at 1:1, a key, and prices for the scripted models."""
+
+    database: Path
+    team_id: str
+    key_id: str
+    key: str
+
+
+@pytest.fixture(scope="session")
+def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Provisioned:
+    folder = tmp_path_factory.mktemp("provisioned")
+    with ThreadPoolExecutor(1) as thread:  # a loop of its own, whatever loop the first test runs in
+        return thread.submit(lambda: asyncio.run(_provision(folder))).result()
+
+
+async def _provision(folder: Path) -> Provisioned:
+    database, config = folder / "metergate.db", folder / "gateway.yaml"
+    config.write_text(CONFIG.format(up=9, spare=9, motor=9, dead=9))
+    await upgrade(f"sqlite:///{database}")
     since = "2026-01-01T00:00:00Z"
-    terms = {"team_id": team["id"], "policy": "fixed", "rate": "1", "base": "USD", "quote": "CNY"}
-    await gateway.admin("/terms", {**terms, "effective_from": since})
-    rate = {"base": "USD", "quote": "CNY", "kind": "policy", "rate": "7.3", "source": "test", "effective_from": since}
-    await gateway.admin("/rates", rate)
-    for provider, model in (("up", "up-m"), ("spare", "spare-m"), ("motor", "motor-m")):
-        for token_class, amount in (("input", "0.28"), ("cache_read", "0.028"), ("output", "0.42")):
-            price = {"provider": provider, "model": model, "token_class": token_class, "currency": "USD"}
-            await gateway.admin("/prices", {**price, "amount_per_mtok": amount, "effective_from": since})
-    key = await gateway.admin("/keys", {"team_id": team["id"], "name": "tests"})
-    gateway.team_id, gateway.key_id, gateway.key = team["id"], key["id"], key["key"]
-    gateway.client.headers["authorization"] = f"Bearer {key['key']}"
+    async with running(load_settings(config, environment(folder, database))) as gateway:
+        team = await gateway.admin("/teams", {"name": "search", "settlement_currency": "CNY"})
+        terms = {"team_id": team["id"], "policy": "fixed", "rate": "1", "base": "USD", "quote": "CNY"}
+        await gateway.admin("/terms", {**terms, "effective_from": since})
+        rate = {"base": "USD", "quote": "CNY", "kind": "policy", "rate": "7.3", "source": "test"}
+        await gateway.admin("/rates", {**rate, "effective_from": since})
+        for provider, model in (("up", "up-m"), ("spare", "spare-m"), ("motor", "motor-m")):
+            for token_class, amount in (("input", "0.28"), ("cache_read", "0.028"), ("output", "0.42")):
+                price = {"provider": provider, "model": model, "token_class": token_class, "currency": "USD"}
+                await gateway.admin("/prices", {**price, "amount_per_mtok": amount, "effective_from": since})
+        key = await gateway.admin("/keys", {"team_id": team["id"], "name": "tests"})
+    return Provisioned(database, team["id"], key["id"], key["key"])
 
 
 @contextlib.asynccontextmanager
@@ -246,7 +279,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
 
 
 @pytest.fixture
-async def gateway(settings: Settings) -> AsyncIterator[Gateway]:
+async def gateway(settings: Settings, provisioned: Provisioned) -> AsyncIterator[Gateway]:
     async with running(settings) as gateway:
-        await provision(gateway)
+        gateway.use(provisioned)
         yield gateway

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from gateway.settings import Settings
-from tests.gateway.api.conftest import MESSAGES, Gateway, Upstream, provision, running
+from tests.gateway.api.conftest import MESSAGES, Gateway, Provisioned, Upstream, running
 
 
 async def test_models_say_their_window_and_their_price(gateway: Gateway) -> None:
@@ -55,9 +55,11 @@ async def test_the_openapi_document_is_served_without_a_page_from_elsewhere(gate
     assert any(path.startswith("/admin/v1") for path in document["paths"])
 
 
-async def test_a_shutdown_ends_streams_in_band_and_closes_every_request(settings: Settings, up: Upstream) -> None:
+async def test_a_shutdown_ends_streams_in_band_and_closes_every_request(
+    settings: Settings, provisioned: Provisioned, up: Upstream
+) -> None:
     async with running(settings) as gateway:
-        await provision(gateway)
+        gateway.use(provisioned)
         body: dict[str, Any] = {"model": "m", "messages": MESSAGES, "stream": True, "user": "chunks=500;gap_ms=20"}
         async with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
             lines = answer.aiter_lines()

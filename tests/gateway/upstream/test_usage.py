@@ -22,7 +22,7 @@ def test_plain_counts() -> None:
 def test_rule_01_cached_tokens_are_priced_once() -> None:
     usage = normalised(prompt_tokens=100, completion_tokens=5, prompt_tokens_details={"cached_tokens": 60})
     assert usage == Usage(input=40, cache_read=60, output=5)
-    assert usage is not None and usage.total_input == 100
+    assert usage.total_input == 100
 
 
 def test_rule_01_deepseek_names_its_cache_hits_otherwise() -> None:
@@ -34,7 +34,7 @@ def test_rule_01_deepseek_names_its_cache_hits_otherwise() -> None:
 def test_rule_01_reasoning_is_inside_output() -> None:
     usage = normalised(prompt_tokens=10, completion_tokens=50, completion_tokens_details={"reasoning_tokens": 30})
     assert usage == Usage(input=10, output=50, reasoning=30)
-    assert usage is not None and usage.total_output == 50
+    assert usage.total_output == 50
 
 
 def test_rule_01_reasoning_counted_beside_the_output_is_added_once() -> None:
