@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from .config import BLOCK_SIZE, EngineConfig
@@ -54,17 +56,22 @@ def allocate(model: ModelConfig, num_blocks: int, dtype: torch.dtype, device: to
     """Zeroed, so that no read of it is ever a NaN that nobody wrote. Raises `OutOfMemory`."""
     shape = (num_blocks, model.kv_heads, BLOCK_SIZE, model.head_dim)
     try:
-        layers = [
-            (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
-            for _ in range(model.layers)
-        ]
-    except RuntimeError as error:
+        layers = [(_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in range(model.layers)]
+    except (RuntimeError, MemoryError) as error:
         total = num_blocks * block_bytes(model, dtype)
         raise OutOfMemory(
             f"no memory for a KV cache of {total:,} bytes ({num_blocks} blocks): lower --kv-cache-memory-bytes, "
             "--max-model-len or --gpu-memory-utilization, or raise --tensor-parallel-size"
         ) from error
     return KVCache(layers, num_blocks)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros. On the CPU as pages that the kernel clears when they are first written (numpy asks calloc, torch.zeros writes):
+    a start does not wait for gigabytes that nobody uses yet."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def _free_bytes(config: EngineConfig, device: torch.device) -> int:
