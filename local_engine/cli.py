@@ -29,6 +29,7 @@ def serve(argv: Sequence[str]) -> int:
     """Serves until stopped; returns the exit status. A wrong flag, model or address is one line on stderr and status 1."""
     given = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="local_engine: %(levelname)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         engine = EngineConfig(**{name: getattr(given, name) for name in _ENGINE_FLAGS})
         settings = ServerConfig(

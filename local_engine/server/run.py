@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import importlib.metadata
 import logging
+import math
 import os
 import signal
 import socket
 import sys
-from collections.abc import Coroutine, Iterator, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -28,6 +30,7 @@ from .service import Service, now_s
 log = logging.getLogger(__name__)
 
 DEAD_STATUS = 3
+PROGRESS_EVERY_S = 1.0
 CLOSE_S = 5
 """After the last request, connections get so long to close."""
 
@@ -110,7 +113,7 @@ async def _serve(service: Service, listener: socket.socket) -> int:
 
 async def _load(service: Service, stop: asyncio.Event) -> bool:
     """True when the model is ready, False when asked to stop meanwhile. Raises `ModelError` when it cannot be loaded."""
-    loading = asyncio.create_task(service.engine.start(say))
+    loading = asyncio.create_task(service.engine.start(_Sparing(say)))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -194,6 +197,20 @@ def _version() -> str:
         return importlib.metadata.version("metergate")
     except importlib.metadata.PackageNotFoundError:
         raise ModelError("metergate is not installed: run `pip install metergate[engine]`") from None
+
+
+class _Sparing:
+    """Passes at most one progress line a second on; the first comes at once."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._last_s = -math.inf
+
+    def __call__(self, text: str) -> None:
+        now_s = time.monotonic()
+        if now_s - self._last_s >= PROGRESS_EVERY_S:
+            self._last_s = now_s
+            self._tell(text)
 
 
 def say(text: str) -> None:

@@ -30,6 +30,8 @@ def wait_for(condition: Callable[[], object], what: str, deadline_s: float = DEA
 class RunningEngine:
     """A server process with its core. `parrot`: answers repeat the prompt; else the oracle of tiny.py."""
 
+    deadline_s = DEADLINE_S
+
     def __init__(
         self,
         folder: Path,
@@ -57,7 +59,7 @@ class RunningEngine:
 
     def __enter__(self) -> RunningEngine:
         self.start()
-        wait_for(self.is_ready, f"the engine to be ready; its log: {self.log_path}")
+        wait_for(self.is_ready, f"the engine to be ready; its log: {self.log_path}", self.deadline_s)
         return self
 
     def __exit__(
@@ -65,10 +67,13 @@ class RunningEngine:
     ) -> None:
         self.stop()
 
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "tests.local_engine.server.tiny_server", *self._arguments]
+
     def start(self) -> None:
         with self.log_path.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.local_engine.server.tiny_server", *self._arguments],
+                self.command(),
                 pass_fds=(self._read_fd,),
                 stderr=output,
                 env=self._environment,
