@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+import msgspec
+
 from billing.money import PICO, divide_half_even
 from billing.times import DAY_US
 
@@ -40,8 +42,7 @@ class RateRow:
     recorded_at_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class Quote:
+class Quote(msgspec.Struct, frozen=True):
     """An exact rational: an amount of the base times numerator / denominator is the amount of the quote currency."""
 
     numerator: int

@@ -7,9 +7,10 @@ the only place where anything rounds, and each amount passes through it once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Final
+
+import msgspec
 
 from billing.currencies import minor_digits
 from billing.errors import InvalidAmount, MixedCurrencies
@@ -70,8 +71,7 @@ def format_scaled(count: int, scale: int) -> str:
     return f"{sign}{whole}.{fraction:0{digits}d}".rstrip("0")
 
 
-@dataclass(frozen=True, slots=True)
-class Money:
+class Money(msgspec.Struct, frozen=True):
     """`nano` billionths of one unit of `currency` (ISO 4217). Compares and adds within one currency only."""
 
     currency: str

@@ -8,104 +8,40 @@ here reads a clock or a database, so whoever rates a request again with the same
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from billing.amounts import (
+    NANO_PER_MICRO,
+    Priced,
+    amount_nano,
+    by_the_hour,
+    no_price,
+    quantities,
+    rate_ids_of,
+    rate_lines,
+    rates_to,
+)
 from billing.books import Books, Pins
 from billing.errors import NoPrice, NoRate, NoTerms
 from billing.exchange import IDENTITY, Quote, RateKind
 from billing.money import INT64_MAX, Money, divide_half_even
-from billing.prices import UNIT_SIZE, PriceRow
-from billing.terms import settlement_quote
-from billing.usage import INPUT_CLASSES, OUTPUT_CLASSES, TokenClass, Usage
+from billing.prices import UNIT_SIZE
+from billing.rated import AttemptUsage, Payer, Rated, RatedAttempt, RatedLine
+from billing.usage import INPUT_CLASSES, OUTPUT_CLASSES, TokenClass
 
-NANO_PER_MICRO: Final = 1000
+__all__ = [
+    "AttemptUsage",
+    "Payer",
+    "Rated",
+    "RatedAttempt",
+    "RatedLine",
+    "check_settleable",
+    "rate",
+    "worst_case",
+]
+
 ESTIMATE_ERROR_PERCENT: Final = 25
 """How far above the estimate the real input may lie: a threshold within that reach counts as crossed in a worst case."""
-
-
-@dataclass(frozen=True, slots=True)
-class Payer:
-    """Who is charged, and in which currency."""
-
-    team_id: str
-    currency: str
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptUsage:
-    """What one attempt used, and on which price list and model it is priced."""
-
-    sequence: int
-    price_list: str
-    model: str
-    provider: str
-    usage: Usage
-    service_tier: str = "default"
-    processing: str = "standard"
-
-
-@dataclass(frozen=True, slots=True)
-class RatedLine:
-    """One class of one request. The list amount is in `currency`, the other three in the payer's."""
-
-    token_class: TokenClass
-    quantity: int
-    price_row_id: int | None
-    currency: str | None
-    list_nano: int | None
-    settled_nano: int | None
-    policy_nano: int | None
-    reference_nano: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class RatedAttempt:
-    """What one attempt costs us at the provider, under the provider's terms where there are any."""
-
-    sequence: int
-    cost: Money | None
-    price_row_ids: tuple[int, ...]
-    unpriced: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Rated:
-    """What the team is charged (`list`, then `settled`; `policy` and `reference` to compare with) and what it costs us.
-
-    `unpriced` says why an amount that ought to be there is None. `policy` and `reference` are also None, without a reason,
-    where no such rate is in force. Settled, policy and reference are in the payer's currency.
-    """
-
-    lines: tuple[RatedLine, ...]
-    list: Money | None
-    settled: Money | None
-    policy: Money | None
-    reference: Money | None
-    cost: Money | None
-    price_row_ids: tuple[int, ...]
-    rate_ids: tuple[int, ...]
-    terms_id: int | None
-    attempts: tuple[RatedAttempt, ...]
-    unpriced: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Rates:
-    """The three rates from one list currency to the payer's."""
-
-    settled: Quote | None
-    policy: Quote | None
-    reference: Quote | None
-    terms_id: int | None
-    why_not: str | None
-
-
-def amount_nano(quantity: int, row: PriceRow, quote: Quote = IDENTITY) -> int:
-    """quantity x price x rate in nano, exact until its one rounding."""
-    return divide_half_even(
-        quantity * row.amount_micro * NANO_PER_MICRO * quote.numerator, UNIT_SIZE[row.unit] * quote.denominator
-    )
 
 
 def rate(
@@ -119,145 +55,34 @@ def rate(
 ) -> Rated:
     """The request's amounts: charged is what the answering attempt used (None: nobody answered, the charge is zero), the
     cost is the sum over all attempts. Never raises for a missing price, rate or terms: the reason is in the answer."""
-    rated_attempts = tuple(_rate_attempt(books, pins, at_us, attempt) for attempt in attempts)
+    priced = [quantities(books, pins, at_us, attempt) for attempt in attempts]
+    rated_attempts = tuple(
+        [_rate_attempt(books, pins, at_us, each, found) for each, found in zip(attempts, priced, strict=True)]
+    )
     cost = _total_cost(books, pins, at_us, rated_attempts)
     if charged is None:
         zero = Money(payer.currency, 0)
         list_currency = _list_currency(books, pins, at_us, attempts[0]) if attempts else None
-        return Rated(
-            (), Money(list_currency or payer.currency, 0), zero, zero, zero, cost, (), (), None, rated_attempts, None
-        )
-    lines, rates_used, unpriced = _rate_lines(books, pins, at_us, payer, charged)
-    price_ids = tuple(line.price_row_id for line in lines if line.price_row_id is not None)
-    terms_id = next((used.terms_id for used in rates_used if used.terms_id is not None), None)
+        listed = Money(list_currency or payer.currency, 0)
+        return Rated((), listed, zero, zero, zero, cost, (), (), None, rated_attempts, None)
+    found = next((each for attempt, each in zip(attempts, priced, strict=True) if attempt is charged), None)
+    if found is None:
+        found = quantities(books, pins, at_us, charged)
+    lines, rates_used, unpriced = rate_lines(books, pins, at_us, payer, charged, found)
+    currency = payer.currency
     return Rated(
         lines,
         _list_total(books, pins, at_us, payer, charged, lines),
-        _total(payer.currency, [line.settled_nano for line in lines]),
-        _total(payer.currency, [line.policy_nano for line in lines]),
-        _total(payer.currency, [line.reference_nano for line in lines]),
+        _total(currency, [line.settled_nano for line in lines]),
+        _total(currency, [line.policy_nano for line in lines]),
+        _total(currency, [line.reference_nano for line in lines]),
         cost,
-        price_ids,
-        _rate_ids(rates_used),
-        terms_id,
+        tuple([line.price_row_id for line in lines if line.price_row_id is not None]),
+        rate_ids_of(rates_used),
+        next((used.terms_id for used in rates_used if used.terms_id is not None), None),
         rated_attempts,
         unpriced,
     )
-
-
-def quantities(
-    books: Books, pins: Pins, at_us: int, attempt: AttemptUsage
-) -> list[tuple[TokenClass, int, PriceRow | None]]:
-    """The classes of one attempt with their quantities and price rows. A request fee applies once where the book has one,
-    whether the adapter counted the request or not; where it has none, the count is no gap in the book."""
-    usage = attempt.usage
-    total_input = usage.total_input
-    found: list[tuple[TokenClass, int, PriceRow | None]] = []
-    find = books.prices.find
-    for token_class, quantity in usage.lines():
-        if token_class is TokenClass.REQUEST:
-            continue
-        row = find(
-            attempt.price_list,
-            attempt.model,
-            token_class,
-            at_us=at_us,
-            version=pins.book,
-            total_input=total_input,
-            service_tier=attempt.service_tier,
-            processing=attempt.processing,
-        )
-        found.append((token_class, quantity, row))
-    if found or usage.request or usage.compute_us:
-        fee = find(
-            attempt.price_list,
-            attempt.model,
-            TokenClass.REQUEST,
-            at_us=at_us,
-            version=pins.book,
-            total_input=total_input,
-            service_tier=attempt.service_tier,
-            processing=attempt.processing,
-        )
-        if fee is not None:
-            found.append((TokenClass.REQUEST, usage.compute_us if fee.unit == "hour" else max(usage.request, 1), fee))
-    return found
-
-
-def _rate_lines(
-    books: Books, pins: Pins, at_us: int, payer: Payer, charged: AttemptUsage
-) -> tuple[tuple[RatedLine, ...], list[_Rates], str | None]:
-    lines: list[RatedLine] = []
-    by_currency: dict[str, _Rates] = {}
-    unpriced: str | None = None
-    found = quantities(books, pins, at_us, charged)
-    by_the_hour = any(row is not None and row.unit == "hour" for _, _, row in found)
-    for token_class, quantity, row in found:
-        if row is None:
-            if by_the_hour:
-                lines.append(RatedLine(token_class, quantity, None, None, 0, 0, 0, 0))
-                continue
-            unpriced = unpriced or _no_price(charged, token_class)
-            lines.append(RatedLine(token_class, quantity, None, None, None, None, None, None))
-            continue
-        rates = by_currency.get(row.currency)
-        if rates is None:
-            rates = by_currency[row.currency] = _rates_to(books, pins, at_us, payer, row.currency)
-        unpriced = unpriced or rates.why_not
-        line = _line(token_class, quantity, row, rates)
-        if line.price_row_id is None:
-            unpriced = unpriced or f"the amount of {quantity} {token_class} is beyond 64 bits"
-        lines.append(line)
-    return tuple(lines), list(by_currency.values()), unpriced
-
-
-def _line(token_class: TokenClass, quantity: int, row: PriceRow, rates: _Rates) -> RatedLine:
-    scaled = quantity * row.amount_micro * NANO_PER_MICRO
-    unit = UNIT_SIZE[row.unit]
-    settled, policy, reference = (
-        None if quote is None else divide_half_even(scaled * quote.numerator, unit * quote.denominator)
-        for quote in (rates.settled, rates.policy, rates.reference)
-    )
-    listed = divide_half_even(scaled, unit)
-    if max(listed, settled or 0, policy or 0, reference or 0) > INT64_MAX:
-        return RatedLine(token_class, quantity, None, None, None, None, None, None)
-    return RatedLine(token_class, quantity, row.id, row.currency, listed, settled, policy, reference)
-
-
-def _rates_to(books: Books, pins: Pins, at_us: int, payer: Payer, currency: str) -> _Rates:
-    if currency == payer.currency:
-        return _Rates(IDENTITY, IDENTITY, IDENTITY, None, None)
-    settled, terms = settlement_quote(
-        books.terms,
-        books.rates,
-        team_id=payer.team_id,
-        base=currency,
-        quote=payer.currency,
-        at_us=at_us,
-        terms_version=pins.terms,
-        rates_version=pins.rates,
-    )
-    why_not = None
-    if settled is None:
-        what = "no settlement terms" if terms is None else f"terms {terms.id}, but no rate in force,"
-        why_not = f"{what} from {currency} to {payer.currency}"
-    find = books.rates.find
-    return _Rates(
-        settled,
-        find(RateKind.POLICY, currency, payer.currency, at_us, pins.rates),
-        find(RateKind.REFERENCE, currency, payer.currency, at_us, pins.rates),
-        terms.id if terms is not None else None,
-        why_not,
-    )
-
-
-def _rate_ids(used: Sequence[_Rates]) -> tuple[int, ...]:
-    ids: dict[int, None] = {}
-    for rates in used:
-        for quote in (rates.settled, rates.policy, rates.reference):
-            if quote is not None:
-                ids.update(dict.fromkeys(quote.rate_ids))
-    return tuple(ids)
 
 
 def _total(currency: str, amounts: Sequence[int | None]) -> Money | None:
@@ -289,25 +114,18 @@ def _list_currency(books: Books, pins: Pins, at_us: int, attempt: AttemptUsage) 
     return None
 
 
-def _no_price(attempt: AttemptUsage, token_class: TokenClass) -> str:
-    kind = ""
-    if attempt.service_tier != "default" or attempt.processing != "standard":
-        kind = f" (tier {attempt.service_tier}, {attempt.processing})"
-    return f"no price for {token_class} of {attempt.model} on price list {attempt.price_list}{kind}"
-
-
-def _rate_attempt(books: Books, pins: Pins, at_us: int, attempt: AttemptUsage) -> RatedAttempt:
-    found = quantities(books, pins, at_us, attempt)
+def _rate_attempt(books: Books, pins: Pins, at_us: int, attempt: AttemptUsage, found: Priced) -> RatedAttempt:
     if not found:
-        currency = _list_currency(books, pins, at_us, attempt)
-        return RatedAttempt(attempt.sequence, Money(currency, 0) if currency else None, (), None)
-    by_the_hour = any(row is not None and row.unit == "hour" for _, _, row in found)
-    currency, total, ids = None, 0, []
+        named = _list_currency(books, pins, at_us, attempt)
+        return RatedAttempt(attempt.sequence, Money(named, 0) if named else None, (), None)
+    currency: str | None = None
+    total = 0
+    ids: list[int] = []
     for token_class, quantity, row in found:
         if row is None:
-            if by_the_hour:
+            if by_the_hour(found):
                 continue
-            return RatedAttempt(attempt.sequence, None, (), _no_price(attempt, token_class))
+            return RatedAttempt(attempt.sequence, None, (), no_price(attempt, token_class))
         terms = books.terms.find_provider(attempt.provider, row.currency, at_us, pins.terms)
         quote: Quote | None = IDENTITY
         paid_in = row.currency
@@ -371,7 +189,7 @@ def check_settleable(
 
 
 def _settled_quote(books: Books, pins: Pins, at_us: int, payer: Payer, currency: str) -> Quote:
-    rates = _rates_to(books, pins, at_us, payer, currency)
+    rates = rates_to(books, pins, at_us, payer, currency)
     if rates.settled is None:
         assert rates.why_not is not None
         if rates.terms_id is None:

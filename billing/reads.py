@@ -93,7 +93,8 @@ def parse_ids(text: str) -> list[int]:
 
 
 async def _views(connection: AsyncConnection, rows: Sequence[Row[Any]]) -> list[UsageView]:
-    """Views of these rows, with one query per table however many there are."""
+    """Views of these rows, with one query per table however many there are. A line names its price row by id even where a
+    restored catalog has lost that row."""
     if not rows:
         return []
     ids = [row.id for row in rows]
@@ -178,9 +179,9 @@ def _view(
         unpriced=row.unpriced,
         flaw=row.flaw,
         lines=[_line_view(line, settlement) for line in lines],
-        price_rows=[prices[each] for each in price_ids],
-        rates=[rates[each] for each in parse_ids(row.rate_ids)],
-        terms=None if row.terms_id is None else terms[row.terms_id],
+        price_rows=[prices[each] for each in price_ids if each in prices],
+        rates=[rates[each] for each in parse_ids(row.rate_ids) if each in rates],
+        terms=terms.get(row.terms_id),
         attempts=[_attempt_view(attempt) for attempt in tries],
         tags=msgspec.json.decode(row.tags, type=dict[str, str]),
         latency_ms=row.latency_us // 1000,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
+from operator import attrgetter
 
 import msgspec
 
@@ -38,6 +39,9 @@ INPUT_CLASSES = (
 )
 OUTPUT_CLASSES = (TokenClass.OUTPUT, TokenClass.AUDIO_OUTPUT, TokenClass.IMAGE_OUTPUT)
 
+_CLASSES = tuple(TokenClass)
+_counts_of = attrgetter(*_CLASSES)
+
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """Counts per class, all zero or more; `reasoning` (inside `output`) is a memo and never priced.
@@ -63,8 +67,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def lines(self) -> Iterator[tuple[TokenClass, int]]:
         """The classes with a count above zero, in the order of `TokenClass`."""
-        for token_class in TokenClass:
-            quantity: int = getattr(self, token_class)
+        for token_class, quantity in zip(_CLASSES, _counts_of(self), strict=True):
             if quantity:
                 yield token_class, quantity
 

@@ -1,0 +1,163 @@
+"""From usage to amounts: which price row each class takes, which rates lead to the payer's currency, one rounding each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+from billing.books import Books, Pins
+from billing.exchange import IDENTITY, Quote, RateKind
+from billing.money import INT64_MAX, divide_half_even
+from billing.prices import UNIT_SIZE, PriceRow
+from billing.rated import AttemptUsage, Payer, RatedLine
+from billing.terms import settlement_quote
+from billing.usage import TokenClass
+
+NANO_PER_MICRO: Final = 1000
+
+
+class RatesUsed(msgspec.Struct, frozen=True):
+    """The three rates from one list currency to the payer's."""
+
+    settled: Quote | None
+    policy: Quote | None
+    reference: Quote | None
+    terms_id: int | None
+    why_not: str | None
+
+
+SAME_CURRENCY: Final = RatesUsed(IDENTITY, IDENTITY, IDENTITY, None, None)
+Priced: TypeAlias = list[tuple[TokenClass, int, PriceRow | None]]
+"""Class, quantity and price row of each line; no row: not priced."""
+
+
+def amount_nano(quantity: int, row: PriceRow, quote: Quote = IDENTITY) -> int:
+    """quantity x price x rate in nano, exact until its one rounding."""
+    return divide_half_even(
+        quantity * row.amount_micro * NANO_PER_MICRO * quote.numerator, UNIT_SIZE[row.unit] * quote.denominator
+    )
+
+
+def quantities(books: Books, pins: Pins, at_us: int, attempt: AttemptUsage) -> Priced:
+    """The classes of one attempt with their quantities and price rows. A request fee applies once where the book has one,
+    whether the adapter counted the request or not; where it has none, the count is no gap in the book."""
+    usage = attempt.usage
+    total_input = usage.total_input
+    price_list, model, tier, processing = attempt.price_list, attempt.model, attempt.service_tier, attempt.processing
+
+    def row_of(token_class: TokenClass) -> PriceRow | None:
+        return books.prices.find(
+            price_list,
+            model,
+            token_class,
+            at_us=at_us,
+            version=pins.book,
+            total_input=total_input,
+            service_tier=tier,
+            processing=processing,
+        )
+
+    found: Priced = [(each, count, row_of(each)) for each, count in usage.lines() if each is not TokenClass.REQUEST]
+    if found or usage.request or usage.compute_us:
+        fee = row_of(TokenClass.REQUEST)
+        if fee is not None:
+            found.append((TokenClass.REQUEST, usage.compute_us if fee.unit == "hour" else max(usage.request, 1), fee))
+    return found
+
+
+def by_the_hour(found: Priced) -> bool:
+    """Whether engine time is what is priced; the tokens are then counted, and cost nothing by themselves."""
+    last = found[-1][2] if found else None
+    return last is not None and last.unit == "hour"
+
+
+def rate_lines(
+    books: Books, pins: Pins, at_us: int, payer: Payer, charged: AttemptUsage, found: Priced
+) -> tuple[tuple[RatedLine, ...], list[RatesUsed], str | None]:
+    lines: list[RatedLine] = []
+    by_currency: dict[str, RatesUsed] = {}
+    unpriced: str | None = None
+    for token_class, quantity, row in found:
+        if row is None:
+            if by_the_hour(found):
+                lines.append(RatedLine(token_class, quantity, None, None, 0, 0, 0, 0))
+                continue
+            unpriced = unpriced or no_price(charged, token_class)
+            lines.append(RatedLine(token_class, quantity, None, None, None, None, None, None))
+            continue
+        rates = by_currency.get(row.currency)
+        if rates is None:
+            rates = by_currency[row.currency] = rates_to(books, pins, at_us, payer, row.currency)
+            unpriced = unpriced or rates.why_not
+        line = _line(token_class, quantity, row, rates)
+        if line.price_row_id is None:
+            unpriced = unpriced or f"the amount of {quantity} {token_class} is beyond 64 bits"
+        lines.append(line)
+    return tuple(lines), list(by_currency.values()), unpriced
+
+
+def _line(token_class: TokenClass, quantity: int, row: PriceRow, rates: RatesUsed) -> RatedLine:
+    scaled = quantity * row.amount_micro * NANO_PER_MICRO
+    unit = UNIT_SIZE[row.unit]
+    listed = divide_half_even(scaled, unit)
+    if rates is SAME_CURRENCY:
+        settled: int | None = listed
+        policy: int | None = listed
+        reference: int | None = listed
+    else:
+        settled = _converted(scaled, unit, rates.settled)
+        policy = _converted(scaled, unit, rates.policy)
+        reference = _converted(scaled, unit, rates.reference)
+    if max(listed, settled or 0, policy or 0, reference or 0) > INT64_MAX:
+        return RatedLine(token_class, quantity, None, None, None, None, None, None)
+    return RatedLine(token_class, quantity, row.id, row.currency, listed, settled, policy, reference)
+
+
+def _converted(scaled: int, unit: int, quote: Quote | None) -> int | None:
+    return None if quote is None else divide_half_even(scaled * quote.numerator, unit * quote.denominator)
+
+
+def rates_to(books: Books, pins: Pins, at_us: int, payer: Payer, currency: str) -> RatesUsed:
+    if currency == payer.currency:
+        return SAME_CURRENCY
+    settled, terms = settlement_quote(
+        books.terms,
+        books.rates,
+        team_id=payer.team_id,
+        base=currency,
+        quote=payer.currency,
+        at_us=at_us,
+        terms_version=pins.terms,
+        rates_version=pins.rates,
+    )
+    why_not = None
+    if settled is None:
+        what = "no settlement terms" if terms is None else f"terms {terms.id}, but no rate in force,"
+        why_not = f"{what} from {currency} to {payer.currency}"
+    find = books.rates.find
+    return RatesUsed(
+        settled,
+        find(RateKind.POLICY, currency, payer.currency, at_us, pins.rates),
+        find(RateKind.REFERENCE, currency, payer.currency, at_us, pins.rates),
+        terms.id if terms is not None else None,
+        why_not,
+    )
+
+
+def rate_ids_of(used: Sequence[RatesUsed]) -> tuple[int, ...]:
+    ids: dict[int, None] = {}
+    for rates in used:
+        for quote in (rates.settled, rates.policy, rates.reference):
+            if quote is not None:
+                for rate_id in quote.rate_ids:
+                    ids[rate_id] = None
+    return tuple(ids)
+
+
+def no_price(attempt: AttemptUsage, token_class: TokenClass) -> str:
+    kind = ""
+    if attempt.service_tier != "default" or attempt.processing != "standard":
+        kind = f" (tier {attempt.service_tier}, {attempt.processing})"
+    return f"no price for {token_class} of {attempt.model} on price list {attempt.price_list}{kind}"

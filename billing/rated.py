@@ -1,0 +1,69 @@
+"""What rating takes and gives: who pays, what an attempt used, and the amounts that came of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from billing.money import Money
+from billing.usage import TokenClass, Usage
+
+
+class Payer(msgspec.Struct, frozen=True):
+    """Who is charged, and in which currency."""
+
+    team_id: str
+    currency: str
+
+
+class AttemptUsage(msgspec.Struct, frozen=True):
+    """What one attempt used, and on which price list and model it is priced."""
+
+    sequence: int
+    price_list: str
+    model: str
+    provider: str
+    usage: Usage
+    service_tier: str = "default"
+    processing: str = "standard"
+
+
+class RatedLine(msgspec.Struct, frozen=True):
+    """One class of one request. The list amount is in `currency`, the other three in the payer's."""
+
+    token_class: TokenClass
+    quantity: int
+    price_row_id: int | None
+    currency: str | None
+    list_nano: int | None
+    settled_nano: int | None
+    policy_nano: int | None
+    reference_nano: int | None
+
+
+class RatedAttempt(msgspec.Struct, frozen=True):
+    """What one attempt costs us at the provider, under the provider's terms where there are any."""
+
+    sequence: int
+    cost: Money | None
+    price_row_ids: tuple[int, ...]
+    unpriced: str | None
+
+
+class Rated(msgspec.Struct, frozen=True):
+    """What the team is charged (`list`, then `settled`; `policy` and `reference` to compare with) and what it costs us.
+
+    `unpriced` says why an amount that ought to be there is None. `policy` and `reference` are also None, without a reason,
+    where no such rate is in force. Settled, policy and reference are in the payer's currency.
+    """
+
+    lines: tuple[RatedLine, ...]
+    list: Money | None
+    settled: Money | None
+    policy: Money | None
+    reference: Money | None
+    cost: Money | None
+    price_row_ids: tuple[int, ...]
+    rate_ids: tuple[int, ...]
+    terms_id: int | None
+    attempts: tuple[RatedAttempt, ...]
+    unpriced: str | None
