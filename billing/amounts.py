@@ -44,24 +44,16 @@ def quantities(books: Books, pins: Pins, at_us: int, attempt: AttemptUsage) -> P
     """The classes of one attempt with their quantities and price rows. A request fee applies once where the book has one,
     whether the adapter counted the request or not; where it has none, the count is no gap in the book."""
     usage = attempt.usage
-    total_input = usage.total_input
+    total_input, version = usage.total_input, pins.book
     price_list, model, tier, processing = attempt.price_list, attempt.model, attempt.service_tier, attempt.processing
-
-    def row_of(token_class: TokenClass) -> PriceRow | None:
-        return books.prices.find(
-            price_list,
-            model,
-            token_class,
-            at_us=at_us,
-            version=pins.book,
-            total_input=total_input,
-            service_tier=tier,
-            processing=processing,
-        )
-
-    found: Priced = [(each, count, row_of(each)) for each, count in usage.lines() if each is not TokenClass.REQUEST]
+    row_of = books.prices.row_of
+    found: Priced = []
+    for each, count in usage.lines():
+        if each is not TokenClass.REQUEST:
+            row = row_of((price_list, model, each, tier, processing), at_us, version, total_input)
+            found.append((each, count, row))
     if found or usage.request or usage.compute_us:
-        fee = row_of(TokenClass.REQUEST)
+        fee = row_of((price_list, model, TokenClass.REQUEST, tier, processing), at_us, version, total_input)
         if fee is not None:
             found.append((TokenClass.REQUEST, usage.compute_us if fee.unit == "hour" else max(usage.request, 1), fee))
     return found

@@ -47,7 +47,8 @@ class PriceRow:
 
 
 _Tiers: TypeAlias = tuple[tuple[int, tuple[PriceRow, ...]], ...]
-_Key: TypeAlias = tuple[str, str, str, str, str]
+PriceKey: TypeAlias = tuple[str, str, str, str, str]
+"""Price list, model, token class, service tier, processing."""
 
 
 class PriceBook:
@@ -58,10 +59,10 @@ class PriceBook:
         newest = max((row.book_version for row in self.rows), default=0)
         self.version = newest if version is None else version
         self._by_id = {row.id: row for row in self.rows}
-        grouped: dict[_Key, dict[int, list[PriceRow]]] = {}
+        grouped: dict[PriceKey, dict[int, list[PriceRow]]] = {}
         for row in self.rows:
             grouped.setdefault(row.key, {}).setdefault(row.min_input_tokens, []).append(row)
-        self._tiers: dict[_Key, _Tiers] = {
+        self._tiers: dict[PriceKey, _Tiers] = {
             key: tuple(
                 (threshold, tuple(sorted(rows, key=lambda row: (row.effective_from_us, row.id), reverse=True)))
                 for threshold, rows in sorted(by_threshold.items(), reverse=True)
@@ -82,7 +83,11 @@ class PriceBook:
         processing: str = "standard",
     ) -> PriceRow | None:
         """The row that prices this class at `at_us`, as version `version` of the book knew it; None: not priced."""
-        for threshold, rows in self._tiers.get((price_list, model, token_class, service_tier, processing), ()):
+        return self.row_of((price_list, model, token_class, service_tier, processing), at_us, version, total_input)
+
+    def row_of(self, key: PriceKey, at_us: int, version: int, total_input: int) -> PriceRow | None:
+        """`find` for a key that the caller holds already (on the hot path)."""
+        for threshold, rows in self._tiers.get(key, ()):
             if threshold and total_input <= threshold:
                 continue
             for row in rows:

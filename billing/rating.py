@@ -30,6 +30,8 @@ from billing.rated import AttemptUsage, Payer, Rated, RatedAttempt, RatedLine
 from billing.usage import INPUT_CLASSES, OUTPUT_CLASSES, TokenClass
 
 __all__ = [
+    "ESTIMATE_ERROR_PERCENT",
+    "NANO_PER_MICRO",
     "AttemptUsage",
     "Payer",
     "Rated",
@@ -69,13 +71,13 @@ def rate(
     if found is None:
         found = quantities(books, pins, at_us, charged)
     lines, rates_used, unpriced = rate_lines(books, pins, at_us, payer, charged, found)
-    currency = payer.currency
+    settled, policy, reference = _totals(payer.currency, lines)
     return Rated(
         lines,
         _list_total(books, pins, at_us, payer, charged, lines),
-        _total(currency, [line.settled_nano for line in lines]),
-        _total(currency, [line.policy_nano for line in lines]),
-        _total(currency, [line.reference_nano for line in lines]),
+        settled,
+        policy,
+        reference,
         cost,
         tuple([line.price_row_id for line in lines if line.price_row_id is not None]),
         rate_ids_of(rates_used),
@@ -85,25 +87,36 @@ def rate(
     )
 
 
-def _total(currency: str, amounts: Sequence[int | None]) -> Money | None:
-    total = 0
-    for amount in amounts:
-        if amount is None:
-            return None
-        total += amount
-    return Money(currency, total) if total <= INT64_MAX else None
+def _totals(currency: str, lines: Sequence[RatedLine]) -> tuple[Money | None, Money | None, Money | None]:
+    """Settled, policy and reference; a sum that lacks an amount is None."""
+    settled: int | None = 0
+    policy: int | None = 0
+    reference: int | None = 0
+    for line in lines:
+        settled = None if settled is None or line.settled_nano is None else settled + line.settled_nano
+        policy = None if policy is None or line.policy_nano is None else policy + line.policy_nano
+        reference = None if reference is None or line.reference_nano is None else reference + line.reference_nano
+    return _money(currency, settled), _money(currency, policy), _money(currency, reference)
+
+
+def _money(currency: str, nano: int | None) -> Money | None:
+    return None if nano is None or nano > INT64_MAX else Money(currency, nano)
 
 
 def _list_total(
     books: Books, pins: Pins, at_us: int, payer: Payer, charged: AttemptUsage, lines: Sequence[RatedLine]
 ) -> Money | None:
     """The sum of the list amounts; None where one is missing or where the book prices the classes in several currencies."""
-    currencies = {line.currency for line in lines if line.currency is not None}
     if not lines:
         return Money(_list_currency(books, pins, at_us, charged) or payer.currency, 0)
-    if len(currencies) != 1:
-        return None
-    return _total(currencies.pop(), [line.list_nano for line in lines])
+    currency: str | None = None
+    total = 0
+    for line in lines:
+        if line.list_nano is None or (currency is not None and line.currency not in (None, currency)):
+            return None
+        currency = line.currency or currency
+        total += line.list_nano
+    return None if currency is None else _money(currency, total)
 
 
 def _list_currency(books: Books, pins: Pins, at_us: int, attempt: AttemptUsage) -> str | None:

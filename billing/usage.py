@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
+from itertools import compress
 from operator import attrgetter
 
 import msgspec
@@ -67,9 +68,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def lines(self) -> Iterator[tuple[TokenClass, int]]:
         """The classes with a count above zero, in the order of `TokenClass`."""
-        for token_class, quantity in zip(_CLASSES, _counts_of(self), strict=True):
-            if quantity:
-                yield token_class, quantity
+        return compress(zip(_CLASSES, counts := _counts_of(self), strict=True), counts)
 
     @property
     def total_input(self) -> int:
