@@ -282,7 +282,9 @@ class Journal:
         else:
             if self._room() >= need:
                 return
-            self._trouble = JournalFull(f"the journal in {self.folder} has {len(self._open)} requests open and no room more")
+            self._trouble = JournalFull(
+                f"the journal in {self.folder} has {len(self._open)} requests open and no room more"
+            )
         self._wake.set()
         raise self._trouble
 

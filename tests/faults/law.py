@@ -7,6 +7,7 @@ from uuid import UUID
 
 from tests.gateway.metering.books import BooksDatabase
 
+
 @dataclass(slots=True)
 class Witness:
     """What one writer said before it died. A line that was cut by the kill was never said."""

@@ -15,7 +15,7 @@ from tests.faults.processes import RecorderProcess, Writer, all_shipped
 from tests.gateway.metering.books import BooksDatabase
 from tests.gateway.metering.conftest import eventually
 
-RUNS = 8
+RUNS = 6
 
 
 @pytest.fixture

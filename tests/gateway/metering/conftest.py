@@ -42,7 +42,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB that can be filled to its last byte."""
     mount = tmp_path / "small-disk"
     mount.mkdir()
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", mount], check=False).returncode:
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", mount], check=False).returncode
+    ):
         pytest.skip("mounting a tmpfs needs privileges that this machine does not give; RLIMIT_FSIZE is tested instead")
     yield mount
     subprocess.run(["umount", "-l", mount], check=True)

@@ -47,7 +47,9 @@ def opened(
     )
 
 
-def outcome(sequence: int = 0, status: str = "completed", usage: Usage | None = USED, error: str | None = None) -> AttemptOutcome:
+def outcome(
+    sequence: int = 0, status: str = "completed", usage: Usage | None = USED, error: str | None = None
+) -> AttemptOutcome:
     return AttemptOutcome(
         sequence=sequence, status=status, usage=usage, latency_us=2_000, ttft_us=500 if usage else None, error=error
     )

@@ -21,13 +21,17 @@ PINS = Pins(1, 0, 0)
 
 def book(provider: str, input_micro: int, output_micro: int, first_id: int) -> list[PriceRow]:
     return [
-        PriceRow(first_id + at, 1, provider, "deepseek-chat", kind, "USD", micro, "mtok", "default", "standard", 0, 0, None)
+        PriceRow(
+            first_id + at, 1, provider, "deepseek-chat", kind, "USD", micro, "mtok", "default", "standard", 0, 0, None
+        )
         for at, (kind, micro) in enumerate(((TokenClass.INPUT, input_micro), (TokenClass.OUTPUT, output_micro)))
     ]
 
 
 BOOKS = Books(
-    PriceBook([*book("deepseek", 280_000, 420_000, 1), *book("dear", 2_000_000, 8_000_000, 3)]), RateBook([]), TermsBook([])
+    PriceBook([*book("deepseek", 280_000, 420_000, 1), *book("dear", 2_000_000, 8_000_000, 3)]),
+    RateBook([]),
+    TermsBook([]),
 )
 
 
@@ -98,7 +102,9 @@ def test_the_door_and_the_recorder_get_the_same_figures() -> None:
 
 
 def test_rule_07_a_price_posted_after_the_pin_changes_nothing() -> None:
-    later = PriceRow(9, 2, "deepseek", "deepseek-chat", TokenClass.OUTPUT, "USD", 9, "mtok", "default", "standard", 0, 1, None)
+    later = PriceRow(
+        9, 2, "deepseek", "deepseek-chat", TokenClass.OUTPUT, "USD", 9, "mtok", "default", "standard", 0, 1, None
+    )
     books = Books(PriceBook([*BOOKS.prices.rows, later]), BOOKS.rates, BOOKS.terms)
     attempt = opened(pins=PINS)
     assert rate_request(books, [attempt], closed(attempt)).settled == usd(29_400)
@@ -106,8 +112,12 @@ def test_rule_07_a_price_posted_after_the_pin_changes_nothing() -> None:
 
 def test_the_tier_that_was_served_is_priced() -> None:
     """Rule 6: the outcome's tier counts, not the one asked for."""
-    flex = PriceRow(9, 1, "deepseek", "deepseek-chat", TokenClass.OUTPUT, "USD", 210_000, "mtok", "flex", "standard", 0, 0, None)
-    flex_in = PriceRow(10, 1, "deepseek", "deepseek-chat", TokenClass.INPUT, "USD", 140_000, "mtok", "flex", "standard", 0, 0, None)
+    flex = PriceRow(
+        9, 1, "deepseek", "deepseek-chat", TokenClass.OUTPUT, "USD", 210_000, "mtok", "flex", "standard", 0, 0, None
+    )
+    flex_in = PriceRow(
+        10, 1, "deepseek", "deepseek-chat", TokenClass.INPUT, "USD", 140_000, "mtok", "flex", "standard", 0, 0, None
+    )
     books = Books(PriceBook([*BOOKS.prices.rows, flex, flex_in]), BOOKS.rates, BOOKS.terms)
     attempt = opened(pins=PINS)
     served = replace(outcome(), service_tier="flex")

@@ -123,7 +123,9 @@ def test_a_record_larger_than_the_read_chunk_is_read(make_journal: Callable[...,
 
 
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=10), st.integers(0, 20))
-def test_reading_in_pieces_is_reading_at_once(tmp_path_factory: pytest.TempPathFactory, limits: list[int], count: int) -> None:
+def test_reading_in_pieces_is_reading_at_once(
+    tmp_path_factory: pytest.TempPathFactory, limits: list[int], count: int
+) -> None:
     folder = tmp_path_factory.mktemp("pieces")
     attempts = [opened() for _ in range(count)]
     write_segment(folder, 1, *attempts[: count // 2])

@@ -68,7 +68,9 @@ def test_rule_04_one_closed_request_is_one_row_with_its_exact_figures(
         ("completed", 420_025_200, 420_025_200, 420_025_200, '{"stage":"test"}')
     ]
     assert database.count("attempts") == 1
-    assert value(metrics, "tokens_total", model="deepseek-chat", provider="deepseek", **{"class": "output"}) == 1_000_000
+    assert (
+        value(metrics, "tokens_total", model="deepseek-chat", provider="deepseek", **{"class": "output"}) == 1_000_000
+    )
     assert value(metrics, "money_total", amount="settled", currency="USD") == pytest.approx(0.4200252)
 
 
@@ -118,7 +120,10 @@ def test_the_journal_of_a_dead_process_is_adopted_and_shipped_to_its_end(
     dead.stop()
     with recording(database, dead.folder.parent) as metrics:
         eventually(lambda: read_position(dead.folder).complete_us is not None, "the orphan is shipped to its end")
-    assert sorted(database.rows("SELECT status, count(*) FROM usage GROUP BY status")) == [("completed", 2000), ("lost", 500)]
+    assert sorted(database.rows("SELECT status, count(*) FROM usage GROUP BY status")) == [
+        ("completed", 2000),
+        ("lost", 500),
+    ]
     assert value(metrics, "journals_adopted_total") == 1
 
 
@@ -209,7 +214,9 @@ def test_text_that_a_database_refuses_does_not_hold_up_the_rest(
         for text in ("fine", "not\0fine", "fine"):
             attempt = opened()
             journal.open(attempt)
-            journal.close(closed(attempt, outcome(status="failed", usage=None, error=text), status="failed", answered=None))
+            journal.close(
+                closed(attempt, outcome(status="failed", usage=None, error=text), status="failed", answered=None)
+            )
     letters = database.count("metering_dead_letters")
     assert database.count("usage") == 3 - letters
     assert letters == (1 if database.url.startswith("postgresql") else 0)
@@ -223,7 +230,9 @@ def test_when_no_row_passes_the_rows_are_not_to_blame(database: BooksDatabase, m
         journal.open(attempt)
         journal.close(closed(attempt, outcome(usage=Usage(input=2**63))))
     with recording(database, journal.folder.parent, journal, drain=False) as metrics:
-        eventually(lambda: value(metrics, "recorder_failures_total", reason="rows") >= 2, "it is reported and tried again")
+        eventually(
+            lambda: value(metrics, "recorder_failures_total", reason="rows") >= 2, "it is reported and tried again"
+        )
     assert database.count("metering_dead_letters") == 0
     assert database.count("usage") == 0
 
@@ -306,9 +315,9 @@ def test_a_true_outcome_after_lost_is_a_linked_reversal_and_a_new_row(
         ]
     assert database.rows("SELECT count(DISTINCT corrects_id) FROM usage WHERE kind <> 'usage'") == [(1,)]
     # The rollups hold what the three rows add up to: one completed request of 29,400 nano.
-    assert database.rows("SELECT sum(requests), sum(errors), sum(settled_nano), sum(cost_nano) FROM rollup_traffic") == [
-        (1, 0, 29_400, 29_400)
-    ]
+    assert database.rows(
+        "SELECT sum(requests), sum(errors), sum(settled_nano), sum(cost_nano) FROM rollup_traffic"
+    ) == [(1, 0, 29_400, 29_400)]
 
 
 def test_several_attempts_of_one_request_are_one_row(database: BooksDatabase, make_journal: MakeJournal) -> None:

