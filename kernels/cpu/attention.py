@@ -16,9 +16,9 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .tape import operation
+from .tape import TOTAL, operation
 from .vector import (
-    F32, F32V, I64, LANES, atomic_next, exp, fma, load, load_floats, read_float, read_int, splat, sum_lanes, write_float,
+    F32, F32V, I64, LANES, atomic_next, exp, fma, load, load_floats, read_float, read_int, splat, sum_lanes, write_float, write_int,
 )  # fmt: skip
 
 QUERY_TOKENS = 16
@@ -181,7 +181,7 @@ def _value_block(
 
 
 @njit(inline="always")
-def _attend(storage: str, width: int, row: int) -> None:
+def _attend(storage: str, width: int, row: int) -> int:
     """Arguments: q, its token stride (bytes), out, its token stride, k_cache, v_cache, block tables (int64), their stride
     (bytes), items (int64 [n, 4]: sequence, first token in the batch, tokens, position of the first), query heads, kv heads,
     head_dim, 1/sqrt(head_dim) (a float's bits), scratch, scratch bytes per thread, scores per row of the scratch.
@@ -198,6 +198,8 @@ def _attend(storage: str, width: int, row: int) -> None:
     result = query + TILE * size * 4
     scores = result + TILE * size * 4
     head_bytes = BLOCK * size * width
+    write_int(row, TOTAL, items * kv_heads)
+    done = 0
     task = atomic_next(row)
     while task < items * kv_heads:
         item, kv_head = work + (task // kv_heads) * 32, task % kv_heads
@@ -231,14 +233,16 @@ def _attend(storage: str, width: int, row: int) -> None:
                 token, head = (start + r) // group, kv_head * group + (start + r) % group
                 target = out + (first + token) * out_stride + head * size * 4
                 _scaled_copy(result + r * size * 4, target, vectors, read_float(query, r))
+        done += 1
         task = atomic_next(row)
+    return done
 
 
 @operation
-def attend_f32(row: int) -> None:
-    _attend("f32", 4, row)
+def attend_f32(row: int) -> int:
+    return _attend("f32", 4, row)
 
 
 @operation
-def attend_bf16(row: int) -> None:
-    _attend("bf16", 2, row)
+def attend_bf16(row: int) -> int:
+    return _attend("bf16", 2, row)

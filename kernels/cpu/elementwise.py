@@ -9,8 +9,8 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .tape import operation
-from .vector import F32V, I64, as_pointer, atomic_next, bits_of, exp, load, read_float, read_int
+from .tape import TOTAL, operation
+from .vector import F32V, I64, as_pointer, atomic_next, bits_of, exp, load, read_float, read_int, write_int
 
 FAST = {"reassoc", "contract"}
 """Sums may be reordered (so that they vectorise); NaN and infinity keep their meaning."""
@@ -27,12 +27,14 @@ def _norm_row(x: Any, weight: Any, y: Any, size: int, eps: float) -> None:
 
 
 @operation
-def rms_norm(row: int) -> None:
+def rms_norm(row: int) -> int:
     """Arguments: x, its stride (bytes), weight, y, its stride, size, eps (a float's bits)."""
     rows = read_int(read_int(row, 3), 0)
     x, x_stride, weight, y = read_int(row, 4), read_int(row, 5), read_int(row, 6), read_int(row, 7)
     y_stride, size, eps = read_int(row, 8), read_int(row, 9), read_float(row + 80, 0)
     scale = carray(as_pointer(weight), (size,), np.float32)
+    write_int(row, TOTAL, rows)
+    done = 0
     index = atomic_next(row)
     while index < rows:
         _norm_row(
@@ -42,7 +44,9 @@ def rms_norm(row: int) -> None:
             size,
             eps,
         )
+        done += 1
         index = atomic_next(row)
+    return done
 
 
 @intrinsic
@@ -63,17 +67,21 @@ def _silu_mul_vectors(typingctx: Any, gate: Any, up: Any, out: Any, vectors: Any
 
 
 @operation
-def silu_mul(row: int) -> None:
+def silu_mul(row: int) -> int:
     """Arguments: gate_up, its stride (bytes), out, its stride, width of one half (a multiple of 16)."""
     rows = read_int(read_int(row, 3), 0)
     x, x_stride, out, out_stride, width = (
         read_int(row, 4), read_int(row, 5), read_int(row, 6), read_int(row, 7), read_int(row, 8),
     )  # fmt: skip
+    write_int(row, TOTAL, rows)
+    done = 0
     index = atomic_next(row)
     while index < rows:
         gate = x + index * x_stride
         _silu_mul_vectors(gate, gate + width * 4, out + index * out_stride, width // 16)
+        done += 1
         index = atomic_next(row)
+    return done
 
 
 @njit(fastmath=FAST)
@@ -95,7 +103,7 @@ def _store_bf16(source: Any, target: Any, size: int) -> None:
 
 
 @operation
-def rotary_write(row: int) -> None:
+def rotary_write(row: int) -> int:
     """Rotates the queries in place and stores rotated keys and values at the tokens' slots.
 
     Arguments: qkv, its stride (bytes), cos, sin ([positions, head_dim / 2]), positions, slots (int64 each), k_cache,
@@ -108,6 +116,8 @@ def rotary_write(row: int) -> None:
     half = size // 2
     width = 2 if storage == 1 else 4
     scratch = carray(as_pointer(read_int(row, 16) + atomic_next(row + 8) * size * 4), (size,), np.float32)
+    write_int(row, TOTAL, rows)
+    done = 0
     index = atomic_next(row)
     while index < rows:
         position = read_int(positions, index)
@@ -132,4 +142,6 @@ def rotary_write(row: int) -> None:
                 for i in range(size):
                     k_row[i] = scratch[i]
                     v_row[i] = value[i]
+        done += 1
         index = atomic_next(row)
+    return done

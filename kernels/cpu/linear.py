@@ -26,8 +26,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .tape import operation
-from .vector import F32, F32V, I8V, I32V, I64, LANES, atomic_next, fma, load, load_floats, read_int, splat, sum_lanes
+from .tape import TOTAL, operation
+from .vector import F32, F32V, I8V, I32V, I64, LANES, atomic_next, fma, load, load_floats, read_int, splat, sum_lanes, write_int
 
 GROUP = 32
 UNROLL = 4
@@ -224,13 +224,15 @@ def _many_rows_f32(
 
 
 @njit(inline="always")
-def _tasks(storage: str, group_bytes: int, row: int) -> None:
+def _tasks(storage: str, group_bytes: int, row: int) -> int:
     """Arguments: x, its stride, weights, groups, panels, y, its stride, add (0 or 1), panels per task, scratch."""
     rows = read_int(read_int(row, 3), 0)
     x, x_stride, weights, groups = read_int(row, 4), read_int(row, 5), read_int(row, 6), read_int(row, 7)
     panels, y, y_stride, add = read_int(row, 8), read_int(row, 9), read_int(row, 10), read_int(row, 11)
     per_task = read_int(row, 12)
     scratch = read_int(row, 13) + atomic_next(row + 8) * SCRATCH_BYTES
+    write_int(row, TOTAL, (panels + per_task - 1) // per_task)
+    done = 0
     first = atomic_next(row) * per_task
     while first < panels:
         for number in range(first, min(panels, first + per_task)):
@@ -244,43 +246,49 @@ def _tasks(storage: str, group_bytes: int, row: int) -> None:
                     _widen(storage, panel + group * group_bytes, count, scratch)
                     more = add if group == 0 else 1
                     _many_rows_f32(x + group * 128, x_stride, scratch, count, out, y_stride, rows, more)
+        done += 1
         first = atomic_next(row) * per_task
+    return done
 
 
 @operation
-def linear_f32(row: int) -> None:
+def linear_f32(row: int) -> int:
     rows = read_int(read_int(row, 3), 0)
     x, x_stride, weights, groups = read_int(row, 4), read_int(row, 5), read_int(row, 6), read_int(row, 7)
     panels, y, y_stride, add = read_int(row, 8), read_int(row, 9), read_int(row, 10), read_int(row, 11)
     per_task = read_int(row, 12)
+    write_int(row, TOTAL, (panels + per_task - 1) // per_task)
+    done = 0
     first = atomic_next(row) * per_task
     while first < panels:
         for number in range(first, min(panels, first + per_task)):
             panel = weights + number * groups * 2048
             _many_rows_f32(x, x_stride, panel, groups, y + number * 64, y_stride, rows, add)
+        done += 1
         first = atomic_next(row) * per_task
+    return done
 
 
 @operation
-def linear_bf16(row: int) -> None:
-    _tasks("bf16", 1024, row)
+def linear_bf16(row: int) -> int:
+    return _tasks("bf16", 1024, row)
 
 
 @operation
-def linear_f16(row: int) -> None:
-    _tasks("f16", 1024, row)
+def linear_f16(row: int) -> int:
+    return _tasks("f16", 1024, row)
 
 
 @operation
-def linear_q8_0(row: int) -> None:
-    _tasks("q8_0", 544, row)
+def linear_q8_0(row: int) -> int:
+    return _tasks("q8_0", 544, row)
 
 
 @operation
-def linear_q4_1(row: int) -> None:
-    _tasks("q4_1", 320, row)
+def linear_q4_1(row: int) -> int:
+    return _tasks("q4_1", 320, row)
 
 
 @operation
-def linear_q4_0(row: int) -> None:
-    _tasks("q4_0", 288, row)
+def linear_q4_0(row: int) -> int:
+    return _tasks("q4_0", 288, row)

@@ -2,8 +2,9 @@
 
 Starting a parallel region costs microseconds, and a step of a small model has hundreds of operations. So operations are rows
 of a table: the address of a compiled function and its arguments. `run` starts one region in libgomp (the very library that
-torch uses: one pool, no second runtime) whose threads take tasks of a row from an atomic counter, meet at a barrier, and
-go on to the next row. Rows hold addresses of buffers that never move; what changes from step to step (how many tokens,
+torch uses: one pool, no second runtime) whose threads take tasks of a row from an atomic counter and go on to the next row
+as soon as all tasks of this one are done. There is no barrier: a thread that the system has put aside between two tasks holds up
+nobody, which matters where the engine shares its cores with the gateway. Rows hold addresses of buffers that never move; what changes from step to step (how many tokens,
 how many sequences) stands in a small header that the operations read. So a tape is recorded once and replayed for ever.
 """
 
@@ -24,15 +25,17 @@ from llvmlite import binding
 from numba import types
 from numpy.typing import NDArray
 
-from .vector import address_of, call_pointer, read_int
+from .vector import address_of, atomic_add, atomic_read, call_pointer, read_int
 
 logger = logging.getLogger(__name__)
 
 ROW = 24
-"""int64 values per row: two counters, function, header, then up to 20 arguments."""
-TASKS, SLOTS, FUNCTION, HEADER, ARGUMENTS = 0, 1, 2, 3, 4
+"""int64 values per row: tasks taken, scratch slots taken, function, header, up to 17 arguments, tasks in all, tasks done."""
+TASKS, SLOTS, FUNCTION, HEADER, ARGUMENTS, TOTAL, DONE = 0, 1, 2, 3, 4, 22, 23
+PATIENCE = 4096
+"""Looks at a counter before a waiting thread offers its core to another process (tens of microseconds)."""
 
-_barrier = types.ExternalFunction("metergate_barrier", types.void())
+_yield = types.ExternalFunction("metergate_yield", types.int32())
 
 
 def _torch_libgomp() -> ctypes.CDLL | None:
@@ -43,16 +46,16 @@ def _torch_libgomp() -> ctypes.CDLL | None:
     loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
     for path in sorted(loaded, key=lambda path: not path.startswith(home)):
         library = ctypes.CDLL(path)
-        if hasattr(library, "GOMP_parallel") and hasattr(library, "GOMP_barrier"):
+        if hasattr(library, "GOMP_parallel"):
             return library
     return None
 
 
-_NOTHING = ctypes.CFUNCTYPE(None)(lambda: None)
 _libgomp = _torch_libgomp()
+_STAY = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 0)
 binding.add_symbol(
-    "metergate_barrier",
-    ctypes.cast(_libgomp.GOMP_barrier if _libgomp else _NOTHING, ctypes.c_void_p).value,
+    "metergate_yield",
+    ctypes.cast(getattr(ctypes.CDLL(None), "sched_yield", _STAY) if _libgomp else _STAY, ctypes.c_void_p).value,
 )
 
 
@@ -75,19 +78,28 @@ if "NUMBA_CACHE_DIR" not in os.environ:
 
 
 def operation(function: Any) -> Any:
-    """Decorator: compiles `function(row_address: int64)` as an operation of the tape; it must take tasks until none is left."""
-    return numba.cfunc(types.void(types.int64), cache=True, nopython=True)(function)
+    """Decorator: compiles `function(row_address: int64) -> int64` as an operation of the tape.
+
+    It calls `atomic_next(row)` for tasks until none is left, writes how many there are in all to the row's `TOTAL`
+    (every thread the same number) and returns how many it has done.
+    """
+    return numba.cfunc(types.int64(types.int64), cache=True, nopython=True)(function)
 
 
 @numba.cfunc(types.void(types.voidptr), cache=True, nopython=True)
 def _walk(data: Any) -> None:
     head = address_of(data)
-    rows, count, threads = read_int(head, 0), read_int(head, 1), read_int(head, 2)
+    rows, count = read_int(head, 0), read_int(head, 1)
     for index in range(count):
         row = rows + index * (ROW * 8)
-        call_pointer(read_int(row, FUNCTION), row)
-        if threads > 1 and index + 1 < count:
-            _barrier()
+        done = call_pointer(read_int(row, FUNCTION), row)
+        atomic_add(row + DONE * 8, done)
+        total = read_int(row, TOTAL)
+        looks = 0
+        while atomic_read(row + DONE * 8) < total:
+            looks += 1
+            if looks > PATIENCE:
+                _yield()
 
 
 class Tape:
@@ -95,7 +107,7 @@ class Tape:
 
     def __init__(self, capacity: int = 64) -> None:
         self._rows: NDArray[np.int64] = np.zeros((capacity, ROW), dtype=np.int64)
-        self._head: NDArray[np.int64] = np.zeros(3, dtype=np.int64)
+        self._head: NDArray[np.int64] = np.zeros(2, dtype=np.int64)
         self._count = 0
         self._keep: list[object] = []
 
@@ -117,14 +129,11 @@ class Tape:
         """Executes all rows with `threads` threads of torch's pool; returns when the last one is done."""
         if not self._count:
             return
-        self._rows[: self._count, [TASKS, SLOTS]] = 0
-        if _libgomp is None:
-            threads = 1
-        self._head[:] = (self._rows.ctypes.data, self._count, threads)
-        if threads == 1:
+        self._rows[: self._count, [TASKS, SLOTS, DONE]] = 0
+        self._head[:] = (self._rows.ctypes.data, self._count)
+        if threads == 1 or _libgomp is None:
             _walk.ctypes(self._head.ctypes.data)
         else:
-            assert _libgomp is not None
             _libgomp.GOMP_parallel(
                 ctypes.c_void_p(_walk.address), ctypes.c_void_p(self._head.ctypes.data), ctypes.c_uint(threads), 0
             )

@@ -116,15 +116,35 @@ def atomic_next(typingctx: Any, address: Any) -> Any:
 
 
 @intrinsic
-def call_pointer(typingctx: Any, function: Any, argument: Any) -> Any:
-    """Calls the C function `void f(void *)` at address `function` with `argument`."""
+def atomic_add(typingctx: Any, address: Any, amount: Any) -> Any:
+    """Adds to the int64 at `address`; what was written before is seen by whoever waits for it (`atomic_read`)."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer()])
-        builder.call(builder.inttoptr(args[0], kind.as_pointer()), [builder.inttoptr(args[1], I8.as_pointer())])
+        builder.atomic_rmw("add", pointer(builder, args[0], I64), args[1], "acq_rel")
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def atomic_read(typingctx: Any, address: Any) -> Any:
+    """The int64 at `address`, and with it everything that was written before it was added to."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(pointer(builder, args[0], I64), "acquire", 8)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def call_pointer(typingctx: Any, function: Any, argument: Any) -> Any:
+    """Calls the C function `int64_t f(int64_t)` at address `function`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(I64, [I64])
+        return builder.call(builder.inttoptr(args[0], kind.as_pointer()), [args[1]])
+
+    return types.int64(types.int64, types.int64), codegen
 
 
 @intrinsic
@@ -155,6 +175,16 @@ def read_int(typingctx: Any, address: Any, index: Any) -> Any:
         return load(builder, builder.add(args[0], builder.mul(args[1], I64(8))), I64, 8)
 
     return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def write_int(typingctx: Any, address: Any, index: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        at = builder.add(args[0], builder.mul(args[1], I64(8)))
+        builder.store_atomic(args[2], builder.inttoptr(at, I64.as_pointer()), "monotonic", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
 
 
 @intrinsic
