@@ -120,10 +120,12 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Unshipped:
-    """Settlements that the database was not yet known to hold, and the version of each budget period's base (0: unseeded)."""
+    """Settlements that the database was not yet known to hold (`complete`: all of them), and the version of each budget period's
+    base (0: unseeded)."""
 
     settled: dict[UUID, dict[BudgetWindow, int]]
     versions: dict[BudgetWindow, int]
+    complete: bool
 
 
 @dataclass(frozen=True, slots=True)

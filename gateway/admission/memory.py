@@ -208,12 +208,11 @@ class MemoryStore:
             if len(settled) >= limit:
                 break
             settled[request_id] = {BudgetWindow(*name): nano for name, nano in amounts.items()}
-        wanted = set(windows).union(*settled.values())
         versions = {}
-        for window in wanted:
+        for window in windows:
             budget = self._budgets.get((window.budget_id, window.window))
             versions[window] = budget.version if budget else 0
-        return Unshipped(settled, versions)
+        return Unshipped(settled, versions, len(settled) == len(self._unshipped))
 
     async def reconcile(self, bases: Mapping[BudgetWindow, Base], shipped: Collection[UUID]) -> bool:
         budgets = {}
@@ -231,6 +230,8 @@ class MemoryStore:
             for name, nano in self._unshipped.pop(request_id, {}).items():
                 if name in budgets:
                     budgets[name].spent -= nano
+                elif name in self._budgets:
+                    self._budgets[name].base += nano
         self._budgets.update(budgets)
         self._forget_past_periods()
         return True

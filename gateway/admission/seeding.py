@@ -1,10 +1,11 @@
 """Bringing the store's budgets in line with the database: at first use, after a wipe, and once a second for ever.
 
 A budget period's spending is base + unshipped: the sum that the database had, and what settled since and was not seen there.
-One reconciliation reads both sides of that from one snapshot of the database: the sums, and which of the unshipped request ids
-have rows. Setting the new bases and dropping those ids is one step of the store, so nothing is missed; what is shipped between
-the store's list and the snapshot counts twice until the next round, on the safe side. So corrections, lost requests that the
-recorder found, an old copy of the store or of the database: a round later the figures are the database's again.
+One reconciliation opens a snapshot of the database, then lists the unshipped settlements, and asks that snapshot both for the
+sums and for which of those requests it has rows. Setting the new bases and ending the counting of what has a row is one step
+of the store. So nothing is missed and nothing counted twice, except a request whose row overtook its own settlement: that
+one counts twice until the next round, on the safe side. Corrections, lost requests that the recorder found, an old copy of
+the store or of the database: a round later the figures are the database's again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from contextlib import asynccontextmanager
 from typing import Final
 from uuid import UUID
 
@@ -22,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.budgets import BudgetRow
-from billing.database import reading
+from billing.database import catalog_version, reading
 from billing.errors import BillingError
 from billing.exchange import RateBook
 from billing.ledger import spent
@@ -101,45 +103,45 @@ class Seeding:
                 return
         raise StoreUnavailable("the budgets of this request are being counted; try again")
 
-    async def reconcile(self, windows: Collection[BudgetWindow], settlements: int = SETTLEMENTS_PER_ROUND) -> bool:
-        """One reconciliation of `windows` and of about `settlements` unshipped requests; False when another came between."""
-        listed = await self._store.unshipped(windows, settlements)
-        wanted = set(windows)
-        candidates: list[UUID] = []
-        for request_id, amounts in listed.settled.items():
-            if len(wanted.union(amounts)) <= max(WINDOWS_PER_ROUND, len(windows)):
-                wanted.update(amounts)
-                candidates.append(request_id)
+    async def reconcile(self, windows: Collection[BudgetWindow]) -> bool:
+        """Give `windows` new bases, and move what is shipped of all others; False when another reconciliation came between.
+
+        Where more is unshipped than one round can look at, only periods without a base get one (what they count twice, later
+        rounds mend), and the backlog shrinks.
+        """
         try:
-            sums, shipped = await self._read(wanted, candidates)
+            async with asyncio.timeout(READ_TIMEOUT_S), self._snapshot() as connection:
+                listed = await self._store.unshipped(windows, SETTLEMENTS_PER_ROUND)
+                shipped = await _recorded(connection, listed.settled)
+                sums = {}
+                for window in windows:
+                    if listed.complete or not listed.versions.get(window, 0):
+                        nano = await self._sum(connection, window)
+                        if nano is not None:
+                            sums[window] = nano
         except (SQLAlchemyError, OSError, TimeoutError) as error:
             if not self._alone or any(window.bounds()[0] < self._began_us for window in windows):
                 raise StoreUnavailable(f"the budgets cannot be read: {type(error).__name__}") from error
             # All that was ever spent in periods this young went through this process's own memory.
-            sums, shipped = {window: 0 for window in windows if listed.versions.get(window, 0) == 0}, set()
+            listed = await self._store.unshipped(windows, 0)
+            sums, shipped = {window: 0 for window in windows if not listed.versions.get(window, 0)}, set()
         bases = {window: Base(nano, listed.versions.get(window, 0)) for window, nano in sums.items()}
-        drop = [request_id for request_id in shipped if all(window in bases for window in listed.settled[request_id])]
-        if not bases:
+        if not bases and not shipped:
             return True
-        done = await self._store.reconcile(bases, drop)
+        done = await self._store.reconcile(bases, shipped)
         if done:
             for window, base in bases.items():
                 self._versions[window] = base.version + 1
         return done
 
-    async def _read(
-        self, windows: Collection[BudgetWindow], ids: Collection[UUID]
-    ) -> tuple[dict[BudgetWindow, int], set[UUID]]:
-        """The sums of the periods and which of the requests have rows, as of one moment."""
-        async with asyncio.timeout(READ_TIMEOUT_S), reading(self._database) as connection, connection.begin():
+    @asynccontextmanager
+    async def _snapshot(self) -> AsyncIterator[AsyncConnection]:
+        """One moment of the database, fixed when this returns."""
+        async with reading(self._database) as connection, connection.begin():
             if connection.dialect.name == "postgresql":
                 await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
-            sums = {}
-            for window in windows:
-                nano = await self._sum(connection, window)
-                if nano is not None:
-                    sums[window] = nano
-            return sums, await _recorded(connection, ids)
+            await catalog_version(connection)
+            yield connection
 
     async def _sum(self, connection: AsyncConnection, window: BudgetWindow) -> int | None:
         budget = self._catalog.budget(window.budget_id)

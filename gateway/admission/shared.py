@@ -64,10 +64,16 @@ class SharedStore:
         self._failures = FAILURES
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._stopped = False
 
     @property
     def up(self) -> bool:
         return self._failures < FAILURES
+
+    @property
+    def owes(self) -> int:
+        """How many settlements and releases the server has not confirmed."""
+        return len(self._owed)
 
     async def start(self) -> None:
         """Join the server's world if it answers, and wait until that admits; one that does not answer leaves `up` False."""
@@ -78,9 +84,10 @@ class SharedStore:
         self._task = asyncio.create_task(self._beat_forever(), name="limit store heartbeat")
 
     async def stop(self) -> None:
+        self._stopped = True
+        self._wake.set()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._task
             self._task = None
         if self.up:
             try:
@@ -126,7 +133,7 @@ class SharedStore:
 
     async def unshipped(self, windows: Collection[BudgetWindow], limit: int) -> Unshipped:
         answer = await self._read(lambda store: store.unshipped(windows, limit))
-        if self.up and len(answer.settled) < limit:
+        if self.up and answer.complete:
             self._forget_shipped(answer)
         return answer
 
@@ -239,7 +246,7 @@ class SharedStore:
     # ---- the heartbeat ----
 
     async def _beat_forever(self) -> None:
-        while True:
+        while not self._stopped:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), HEARTBEAT_S)
             self._wake.clear()

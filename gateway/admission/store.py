@@ -74,14 +74,15 @@ class LimitStore(Protocol):
         ...
 
     async def unshipped(self, windows: Collection[BudgetWindow], limit: int) -> Unshipped:
-        """About `limit` settlements that are counted on top of the bases, and the versions of `windows` and of theirs."""
+        """About `limit` settlements that are counted on top of the bases, and the versions of the bases of `windows`."""
         ...
 
     async def reconcile(self, bases: Mapping[BudgetWindow, Base], shipped: Collection[UUID]) -> bool:
-        """Replace bases by the database's sums and drop the settlements that those were seen to contain, as one step.
+        """Replace bases by the database's sums, and end the counting of `shipped` on top of them, as one step.
 
-        `bases` must have every budget period of every settlement in `shipped`. False, and nothing changed, when another
-        reconciliation of one of them came between.
+        A new base must contain what is `shipped` of it, and nothing that is unshipped and not in `shipped`. In a period without
+        a new base, what is shipped moves into the old one. False, and nothing changed, when another reconciliation of one of
+        `bases` came between.
         """
         ...
 

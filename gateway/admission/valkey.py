@@ -194,7 +194,7 @@ class ValkeyStore:
         for request_id, postings in _chunks(answer[3], 2):
             amounts = {_window(field): units * NANO + nano for field, units, nano in _chunks(postings, 3)}
             settled[UUID(hex=request_id)] = amounts
-        return Unshipped(settled, versions)
+        return Unshipped(settled, versions, answer[4])
 
     async def reconcile(self, bases: Mapping[BudgetWindow, Base], shipped: Collection[UUID]) -> bool:
         flat: list[str | int] = []

@@ -1,5 +1,6 @@
--- A: 3 bases: budget, units, nano, version, may be forgotten at us.., 4 request ids that those bases contain. All or nothing.
-local bases, states = A[3], {}
+-- A: 3 bases: budget, units, nano, version, may be forgotten at us.., 4 request ids that the database has. All or nothing.
+-- Such a settlement leaves the unshipped sum; where no new base contains it, it moves into the old one.
+local bases, states, moved = A[3], {}, {}
 for at = 1, #bases, 5 do
   local raw = call('HGET', H, bases[at])
   local b = raw and { open_pack(raw) } or { 0, 0, 0, 0, 0, 0, 0 }
@@ -12,16 +13,22 @@ for _, id in ipairs(A[4]) do
   if raw then
     local postings = { open_pack(raw) }
     for at = 1, #postings, 3 do
-      local b = states[postings[at]]
-      if b then
-        b[4], b[5] = b[4] - postings[at + 1], b[5] - postings[at + 2]
-        if b[5] < 0 then b[4], b[5] = b[4] - 1, b[5] + NANO end
+      local field, units, nano = postings[at], postings[at + 1], postings[at + 2]
+      local b = states[field]
+      if not b then
+        b = moved[field] or { open_pack(call('HGET', H, field) or pack(0, 0, 0, 0, 0, 0, 0)) }
+        moved[field] = b
+        b[2], b[3] = b[2] + units, b[3] + nano
+        if b[3] >= NANO then b[2], b[3] = b[2] + 1, b[3] - NANO end
       end
+      b[4], b[5] = b[4] - units, b[5] - nano
+      if b[5] < 0 then b[4], b[5] = b[4] - 1, b[5] + NANO end
     end
     call('HDEL', KEYS[3], id)
   end
 end
 for field, b in pairs(states) do call('HSET', H, field, pack(unpack(b))) end
+for field, b in pairs(moved) do call('HSET', H, field, pack(unpack(b))) end
 for at = 1, #bases, 5 do
   if bases[at + 4] > 0 then call('ZADD', KEYS[4], bases[at + 4], bases[at]) end
 end

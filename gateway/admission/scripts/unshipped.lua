@@ -1,6 +1,7 @@
 -- A: 3 how many settlements at most, roughly, 4 budget periods whose versions are asked for as well
 local found, versions = nil, {}
-if call('HLEN', KEYS[3]) <= A[3] then
+local complete = call('HLEN', KEYS[3]) <= A[3]
+if complete then
   found = call('HGETALL', KEYS[3])
 else
   found = call('HSCAN', KEYS[3], 0, 'COUNT', A[3])[2]
@@ -11,10 +12,7 @@ local function version_of(field)
   versions[field] = raw and (open_pack(raw)) or 0
 end
 for _, field in ipairs(A[4]) do version_of(field) end
-for index = 2, #found, 2 do
-  found[index] = { open_pack(found[index]) }
-  for at = 1, #found[index], 3 do version_of(found[index][at]) end
-end
+for index = 2, #found, 2 do found[index] = { open_pack(found[index]) } end
 local flat = {}
 for field, version in pairs(versions) do flat[#flat + 1], flat[#flat + 2] = field, version end
-return pack({ 'ok', SEQ, flat, found })
+return pack({ 'ok', SEQ, flat, found, complete })

@@ -235,7 +235,8 @@ async def test_reconciling_moves_settlements_into_the_base_without_a_gap(store: 
     for request in requests:
         granted(await store.admit(request))
         await store.settle(request, 0, {1: 7, 2: 9})
-    listed = await store.unshipped([DAY], 100)
+    listed = await store.unshipped([DAY, BudgetWindow(2, WINDOW)], 100)
+    assert listed.complete
     assert listed.settled == {each.request_id: {DAY: 7, BudgetWindow(2, WINDOW): 9} for each in requests}
     assert listed.versions == {DAY: 1, BudgetWindow(2, WINDOW): 1}
     done = [requests[0].request_id, requests[2].request_id]
@@ -243,6 +244,10 @@ async def test_reconciling_moves_settlements_into_the_base_without_a_gap(store: 
     assert await spent_and_reserved(store, 1) == (21, 0)
     assert await spent_and_reserved(store, 2) == (27, 0)
     assert set((await store.unshipped([], 100)).settled) == {requests[1].request_id}
+    assert await store.reconcile({DAY: Base(20, 2)}, [requests[1].request_id])
+    assert await spent_and_reserved(store, 1) == (20, 0)
+    assert await spent_and_reserved(store, 2) == (27, 0)
+    assert (await store.unshipped([], 100)).settled == {}
 
 
 async def test_a_reconciliation_overtaken_by_another_changes_nothing(store: LimitStore) -> None:

@@ -1,0 +1,155 @@
+"""Rules 11 and 15 with five processes on one Valkey, while it is killed, frozen, wiped and put back from an old copy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from billing.database import open_database, reading
+from billing.ledger import spent
+from gateway.admission.claims import BudgetState
+from gateway.admission.valkey import ValkeyStore
+from tests.fixtures.valkey import ValkeyServer
+from tests.gateway.admission.worker import TOKEN_NANO, WINDOW
+
+PROCESSES = 5
+COST_TOKENS = 1001
+COST = COST_TOKENS * TOKEN_NANO
+
+
+@dataclass
+class Outcome:
+    admitted: int
+    settled_nano: int
+    unavailable: int
+    slowest_ms: float
+    state: BudgetState
+    parallel: int
+    processes_that_settled: int
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ValkeyServer]:
+    server = ValkeyServer(tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+def play(server: ValkeyServer, database_url: str, limit_nano: int, mixed: bool, harm: Callable[[], None]) -> Outcome:
+    """Five workers until every one has tried for a while; `harm` befalls the server in the middle."""
+    module = [sys.executable, "-m", "tests.gateway.admission.worker", server.url, "{five}", database_url]
+    command = [*module, str(limit_nano), str(COST_TOKENS), "mixed" if mixed else "exact"]
+    workers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(PROCESSES)
+    ]
+    try:
+        for worker in workers:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "ready\n"
+        harm()
+        asyncio.run(_until_spent(database_url, limit_nano - COST, time.monotonic() + 30))
+        reports = [json.loads(worker.communicate(timeout=60)[0]) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    view = asyncio.run(_view(server))
+    return Outcome(
+        sum(report["admitted"] for report in reports),
+        sum(report["settled_nano"] for report in reports),
+        sum(report["unavailable"] for report in reports),
+        max(report["slowest_ms"] for report in reports),
+        view[0],
+        view[1],
+        sum(report["settled"] > 0 for report in reports),
+    )
+
+
+async def _view(server: ValkeyServer) -> tuple[BudgetState, int]:
+    store = ValkeyStore(server.url, prefix="{five}", timeout_s=5)
+    await store.start()
+    try:
+        view = await store.view("key_a", [WINDOW])
+        return view.budgets[WINDOW], view.counters.parallel
+    finally:
+        await store.stop()
+
+
+async def _until_spent(database_url: str, nano: int, deadline: float) -> None:
+    """The rows themselves say that the budget has no room left."""
+    database = open_database(database_url)
+    try:
+        while time.monotonic() < deadline:
+            async with reading(database) as connection:
+                total = await spent(connection, "team", "team_a", "CNY", 0)
+            if total.nano > nano:
+                return
+            await asyncio.sleep(0.2)
+    finally:
+        await database.dispose()
+    raise AssertionError(f"the budget was not used up in time: {total}")
+
+
+def harms(server: ValkeyServer) -> dict[str, Callable[[], None]]:
+    def wait() -> None:
+        time.sleep(0.3)  # not for anything: some requests are to be in the middle
+
+    def freeze() -> None:
+        wait()
+        server.freeze()
+        time.sleep(1.5)
+        server.thaw()
+
+    def kill() -> None:
+        wait()
+        server.kill()
+        time.sleep(0.5)
+        server.start()
+
+    def wipe() -> None:
+        wait()
+        server.wipe()
+
+    def old_copy() -> None:
+        wait()
+        assert server.command("SAVE") == b"+OK"
+        time.sleep(0.5)
+        server.kill()
+        server.start()
+
+    return {"nothing": wait, "frozen": freeze, "killed": kill, "wiped": wipe, "old copy": old_copy}
+
+
+@pytest.mark.parametrize("harm", ["nothing", "frozen", "killed", "wiped", "old copy"])
+def test_rule_11_and_15_five_processes_spend_a_budget_for_137_to_the_nano(
+    server: ValkeyServer, sqlite_url: str, harm: str
+) -> None:
+    limit = 137 * COST + COST - 1
+    outcome = play(server, sqlite_url, limit, False, harms(server)[harm])
+    assert outcome.settled_nano == 137 * COST
+    assert outcome.state == BudgetState(True, 137 * COST, 0)
+    assert outcome.parallel == 0
+    assert outcome.processes_that_settled >= 2
+    if harm in ("frozen", "killed"):
+        assert outcome.unavailable > 0
+    assert outcome.slowest_ms < 2000
+
+
+@pytest.mark.parametrize("harm", ["frozen", "wiped"])
+def test_rule_12_with_releases_and_cheaper_answers_the_budget_is_never_exceeded_and_nothing_stays_reserved(
+    server: ValkeyServer, sqlite_url: str, harm: str
+) -> None:
+    limit = 60 * COST
+    outcome = play(server, sqlite_url, limit, True, harms(server)[harm])
+    assert limit - COST < outcome.settled_nano <= limit
+    assert outcome.state == BudgetState(True, outcome.settled_nano, 0)
+    assert outcome.parallel == 0
