@@ -89,6 +89,8 @@ class ParameterBuilder:
             raise RequestError(f"prompt takes at most {MAX_BATCH} prompts, got {len(prompts)}.", param="prompt")
         if body.stream_options is not None and not body.stream:
             raise RequestError("stream_options is allowed only when stream is true.", param="stream_options")
+        if body.stream_options is not None and body.stream_options.include_obfuscation:
+            raise RequestError("stream_options.include_obfuscation is not supported.", param="stream_options")
         if body.priority != 0 and not self._priorities:
             raise RequestError("priority needs an engine started with --scheduling-policy priority.", param="priority")
         if not -(1 << 31) <= body.priority < 1 << 31:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import httpx
 import msgspec
@@ -57,7 +58,7 @@ class RunningEngine:
         self._arguments = [msgspec.json.encode(config).decode(), msgspec.json.encode(settings).decode(), str(folder)]
         self._environment = {**os.environ, "TINY_STEP_S": str(step_s), "PYTHONPATH": str(ROOT)}
 
-    def __enter__(self) -> RunningEngine:
+    def __enter__(self) -> Self:
         self.start()
         wait_for(self.is_ready, f"the engine to be ready; its log: {self.log_path}", self.deadline_s)
         return self
