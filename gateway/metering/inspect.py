@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.metering.pairing import Paired, Pairing, Stray
 from gateway.metering.position import read_position
-from gateway.metering.reader import START, Gap, JournalReader, Place
+from gateway.metering.reader import START, Gap, JournalReader, Located, Place
 from gateway.metering.records import AttemptOpened, Record, RequestClosed
 from gateway.metering.segments import process_folders, segment_numbers, segment_path, try_lock
 from gateway.metering.shipper import Shipped, Shipper
@@ -76,26 +76,20 @@ def list_journals(journal: Path) -> list[JournalInfo]:
 
 def show_records(journal: Path, *, process: str | None = None, request_id: UUID | None = None) -> Iterator[ShownRecord]:
     """Every record in the order of writing, of one process or one request where asked for."""
+    wanted = None if request_id is None else str(request_id)
     for folder in process_folders(journal):
         if process is not None and folder.name != process:
             continue
         reader = JournalReader(folder)
         try:
-            while located := reader.read(_READ, dead=True):
-                yield from _gaps(folder.name, reader, request_id)
-                for one in located:
-                    record = one.record
-                    if request_id is not None and (record is None or record.request_id != request_id.bytes):
-                        continue
-                    yield ShownRecord(
-                        process=folder.name,
-                        segment=one.start.segment,
-                        offset=one.start.offset,
-                        kind=_kind(record),
-                        request_id=None if record is None else str(UUID(bytes=record.request_id)),
-                        record=record,
-                    )
-            yield from _gaps(folder.name, reader, request_id)
+            more = True
+            while more:
+                located = reader.read(_READ, dead=True)
+                more = bool(located)
+                shown = [_shown(folder.name, one) for one in located] + _gaps(folder.name, reader)
+                for each in sorted(shown, key=lambda each: (each.segment, each.offset)):
+                    if wanted is None or each.request_id == wanted:
+                        yield each
         finally:
             reader.close()
 
@@ -198,11 +192,26 @@ def _read_all(folder: Path) -> tuple[dict[int, int], list[Gap], int, Place]:
     return counts, reader.gaps, len(pairing), end
 
 
-def _gaps(process: str, reader: JournalReader, request_id: UUID | None) -> Iterator[ShownRecord]:
+def _shown(process: str, one: Located) -> ShownRecord:
+    record = one.record
+    return ShownRecord(
+        process=process,
+        segment=one.start.segment,
+        offset=one.start.offset,
+        kind=_kind(record),
+        request_id=None if record is None else str(UUID(bytes=record.request_id)),
+        record=record,
+    )
+
+
+def _gaps(process: str, reader: JournalReader) -> list[ShownRecord]:
     gaps, reader.gaps = reader.gaps, []
-    for gap in gaps if request_id is None else ():
-        kind = "torn" if gap.torn else "damaged"
-        yield ShownRecord(process, gap.start.segment, gap.start.offset, kind, bytes_skipped=gap.length)
+    return [
+        ShownRecord(
+            process, gap.start.segment, gap.start.offset, "torn" if gap.torn else "damaged", bytes_skipped=gap.length
+        )
+        for gap in gaps
+    ]
 
 
 def _kind(record: Record | None) -> str:

@@ -17,8 +17,10 @@ from gateway.metering.segments import POSITION_NAME
 
 
 class Position(msgspec.Struct, frozen=True):
-    """`through` is `through_offset` in `segment`, at or behind `offset`: an outcome in between whose attempt is missing belongs to
-    a row that is committed. `complete_us` is when the journal of a dead process was shipped to its end, microseconds since the epoch."""
+    """`through` is `through_offset` in `segment`, at or behind `offset`; an outcome in between whose attempt is missing belongs
+    to a row that is committed. `complete_us` is when the journal of a dead process was shipped to its end, microseconds since
+    the epoch.
+    """
 
     segment: int = 0
     offset: int = 0

@@ -49,7 +49,7 @@ def _judge_database(error: DBAPIError) -> Verdict:
         return Verdict.CONTENT if state[:2] in _CONTENT_CLASSES else Verdict.CONNECTION
     if error.connection_invalidated:
         return Verdict.CONNECTION
-    if isinstance(error, (IntegrityError, DataError)) or isinstance(error.orig.__cause__, ValueError):
+    if isinstance(error, (IntegrityError, DataError)) or isinstance(getattr(error.orig, "__cause__", None), ValueError):
         return Verdict.CONTENT
     text = str(error.orig)
     if "database is locked" in text or "database table is locked" in text:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.metering.position import POSITION_NAME
-from gateway.metering.segments import process_folders
+from gateway.metering.segments import POSITION_NAME, process_folders
 from tests.faults.law import Witness, violations
 from tests.faults.processes import RecorderProcess, Writer, all_shipped
 from tests.gateway.metering.books import BooksDatabase

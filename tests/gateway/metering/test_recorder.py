@@ -13,9 +13,9 @@ import pytest
 from billing.books import EMPTY_PINS, Pins
 from billing.usage import Usage
 from gateway.metering.journal import Journal
-from gateway.metering.position import POSITION_NAME, Position, read_position
+from gateway.metering.position import Position, read_position
 from gateway.metering.recorder import Recorder
-from gateway.metering.segments import process_folders, segment_numbers
+from gateway.metering.segments import POSITION_NAME, process_folders, segment_numbers
 from gateway.metrics import Metrics
 from gateway.settings import JournalSettings
 from tests.gateway.metering.books import BooksDatabase
