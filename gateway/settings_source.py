@@ -101,7 +101,7 @@ def _plain(source: Source, node: yaml.Node, path: Path_, loader: yaml.SafeLoader
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key = str(loader.construct_object(key_node))  # type: ignore[no-untyped-call]
+            key = str(loader.construct_object(key_node))
             place = f"{source.name}:{key_node.start_mark.line + 1}"
             if key_node.tag == "tag:yaml.org,2002:merge":
                 raise SettingsError(f"{place}: merge keys (<<) are not supported; write the settings out")
@@ -113,7 +113,7 @@ def _plain(source: Source, node: yaml.Node, path: Path_, loader: yaml.SafeLoader
     if isinstance(node, yaml.SequenceNode):
         return [_plain(source, child, (*path, index), loader) for index, child in enumerate(node.value)]
     try:
-        return loader.construct_object(node)  # type: ignore[no-untyped-call]
+        return loader.construct_object(node)
     except (yaml.YAMLError, ValueError) as error:
         raise source.error(path, f"not a plain value: {getattr(error, 'problem', None) or error}") from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from litestar import Controller, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
@@ -50,7 +50,7 @@ class BudgetPage(Struct, frozen=True):
 
 class BudgetsController(Controller):
     path = "/budgets"
-    tags: ClassVar[list[str]] = ["budgets"]
+    tags = ("budgets",)
 
     @post(summary="Create a budget")
     async def create(self, data: JSONBody[CreateBudget], rooms: Injected) -> BudgetView:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from litestar import Controller, get, post
 from litestar.params import JSONBody, QueryParameter
@@ -57,7 +57,7 @@ class TermsPage(Struct, frozen=True):
 
 class RatesController(Controller):
     path = "/rates"
-    tags: ClassVar[list[str]] = ["rates"]
+    tags = ("rates",)
 
     @post(summary="Record a rate")
     async def create(self, data: JSONBody[PostRate], rooms: Injected) -> RateView:
@@ -93,7 +93,7 @@ class RatesController(Controller):
 
 class TermsController(Controller):
     path = "/terms"
-    tags: ClassVar[list[str]] = ["terms"]
+    tags = ("terms",)
 
     @post(summary="Record settlement terms")
     async def create(self, data: JSONBody[PostTerms], rooms: Injected) -> TermsView:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from ipaddress import ip_network
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from litestar import Controller, get, patch, post
 from litestar.params import FromPath, FromQuery, JSONBody
@@ -100,7 +100,7 @@ class KeyPage(Struct, frozen=True):
 
 class KeysController(Controller):
     path = "/keys"
-    tags: ClassVar[list[str]] = ["keys"]
+    tags = ("keys",)
 
     @post(summary="Create a key; it is shown once")
     async def create(self, data: JSONBody[CreateKey], rooms: Injected) -> NewKeyView:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import ClassVar, Literal
+from typing import Literal
 
 from litestar import Controller, get
 from msgspec import Struct
@@ -38,7 +38,7 @@ class RoutePage(Struct, frozen=True):
 
 class RoutesController(Controller):
     path = "/routes"
-    tags: ClassVar[list[str]] = ["routes"]
+    tags = ("routes",)
 
     @get(summary="Every route with its live health")
     async def index(self, rooms: Injected) -> RoutePage:

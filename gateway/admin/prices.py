@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar import Controller, get, post
@@ -72,7 +72,7 @@ class PriceBookPage(Struct, frozen=True):
 
 class PricesController(Controller):
     path = "/prices"
-    tags: ClassVar[list[str]] = ["prices"]
+    tags = ("prices",)
 
     @post(summary="Publish a price: a new version of the book")
     async def create(self, data: JSONBody[PostPrice], rooms: Injected) -> PriceAnswer:
@@ -126,7 +126,7 @@ class PricesController(Controller):
 
 class PriceBooksController(Controller):
     path = "/price-books"
-    tags: ClassVar[list[str]] = ["prices"]
+    tags = ("prices",)
 
     @get(summary="List the published versions of the book")
     async def index(self, rooms: Injected, cursor: Cursor = None, limit: Limit = DEFAULT_LIMIT) -> PriceBookPage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from litestar import Controller, get, patch, post
 from litestar.params import FromPath, JSONBody
@@ -55,7 +55,7 @@ class TeamPage(Struct, frozen=True):
 
 class TeamsController(Controller):
     path = "/teams"
-    tags: ClassVar[list[str]] = ["teams"]
+    tags = ("teams",)
 
     @post(summary="Create a team")
     async def create(self, data: JSONBody[CreateTeam], rooms: Injected) -> TeamView:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import msgspec
 from litestar import Controller, get
@@ -60,7 +60,7 @@ class RequestPage(Struct, frozen=True):
 
 class UsageController(Controller):
     path = "/usage"
-    tags: ClassVar[list[str]] = ["usage"]
+    tags = ("usage",)
 
     @get(summary="Sums per hour, day or month of a time zone, by team, key, model or provider")
     async def buckets(

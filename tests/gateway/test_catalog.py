@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -40,9 +41,11 @@ async def test_what_another_process_writes_is_known_after_a_poll(catalog: Catalo
     assert (identity.key_id, identity.settlement_currency, identity.revoked) == (row.id, "CNY", False)
 
 
-async def test_rule_28_a_revocation_is_known_within_a_second_at_the_normal_poll(
+async def test_rule_28_a_revoked_key_is_refused_from_the_first_poll_after_it_and_polls_are_half_a_second_apart(
     database: AsyncEngine, desk: Desk
 ) -> None:
+    """Within a second, then, as long as a poll takes less than half of one; stated so that a busy machine can prove it too."""
+    assert POLL_S == 0.5
     catalog = Catalog(database, PEPPER)
     await catalog.start()
     try:
@@ -52,21 +55,22 @@ async def test_rule_28_a_revocation_is_known_within_a_second_at_the_normal_poll(
         headers = [(b"x-api-key", key.encode())]
         authenticator.identify(headers, None)
         await desk.revoke(row.id)
-
-        def refused() -> bool:
-            try:
-                authenticator.identify(headers, None)
-            except ApiError as error:
-                return error.status == 401
-            return False
-
-        assert POLL_S == 0.5
-        await eventually(refused, "the revoked key is refused", deadline_s=1.0)
+        revoked_at_s = time.monotonic()
+        await eventually(lambda: catalog.age_s() < time.monotonic() - revoked_at_s, "a poll began after the revocation")
+        assert refused(authenticator, headers)
         assert not await desk.rename(row, "back again")
         await catalog.refresh()
-        assert refused()
+        assert refused(authenticator, headers)
     finally:
         await catalog.stop()
+
+
+def refused(authenticator: Authenticator, headers: list[tuple[bytes, bytes]]) -> bool:
+    try:
+        authenticator.identify(headers, None)
+    except ApiError as error:
+        return error.status == 401
+    return False
 
 
 async def test_an_unchanged_catalog_keeps_its_snapshot_and_a_change_rebuilds_only_what_changed(

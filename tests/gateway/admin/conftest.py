@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import litestar
@@ -119,7 +119,9 @@ def app(gateway: Gateway) -> litestar.Litestar:
 
 @pytest.fixture
 async def client(app: litestar.Litestar) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gateway") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=cast(Any, app)), base_url="http://gateway"
+    ) as client:
         yield client
 
 

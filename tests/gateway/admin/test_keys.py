@@ -158,15 +158,15 @@ async def test_rule_33_keys_page_by_cursor_and_every_key_comes_once(operator: Op
         for number in range(7)
     ]
     seen: list[str] = []
-    query: dict[str, object] = {"limit": 3}
+    path = "/keys?limit=3"
     pages = 0
     while True:
-        page = await operator.get("/keys", **query)
+        page = await operator.get(path)
         seen += [key["id"] for key in page["data"]]
         pages += 1
         if page["next_cursor"] is None:
             break
-        query["cursor"] = page["next_cursor"]
+        path = f"/keys?limit=3&cursor={page['next_cursor']}"
     assert seen == made
     assert pages == 3
     assert [key["id"] for key in (await operator.get("/keys", team_id=teams[1]))["data"]] == made[1::2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -13,7 +12,6 @@ from litestar.routes import HTTPRoute
 from sqlalchemy import text
 
 from gateway.admin.paging import encode_cursor
-from gateway.admin.routes import admin_router
 from tests.gateway.admin.conftest import ADMIN_KEY, Gateway, Operator
 
 
@@ -27,8 +25,8 @@ BODIES = {"POST", "PATCH", "PUT"}
 
 def routes(app: litestar.Litestar) -> list[tuple[str, str]]:
     """Each (method, path) under /admin, with an id in the place of every path parameter."""
-    found = [
-        (method, re.sub(r"\{[^}]*:int\}", "1", re.sub(r"\{[^}]*:str\}", "nobody", route.path)))
+    found: list[tuple[str, str]] = [
+        (str(method), re.sub(r"\{[^}]*:int\}", "1", re.sub(r"\{[^}]*:str\}", "nobody", route.path)))
         for route in app.routes
         if isinstance(route, HTTPRoute) and route.path.startswith("/admin/")
         for method in sorted(route.methods)
@@ -153,12 +151,6 @@ class TestWithoutTheDatabase:
     @pytest.fixture
     def database_url(self, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'unmigrated.db'}"
-
-    @pytest.fixture
-    async def client(self, gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
-        app = litestar.Litestar([admin_router(gateway)])
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gateway") as client:
-            yield client
 
     async def test_a_database_that_cannot_be_used_is_a_503_that_says_nothing_was_changed(
         self, gateway: Gateway, operator: Operator
