@@ -39,7 +39,9 @@ def choose_operations(
         logger.warning("CPU kernels are off (%s): plain torch runs instead", error)
         return fallback
     if not fits(*sizes):
-        logger.warning("CPU kernels need sizes in multiples of 32 (heads of 16), not %s: plain torch runs instead", sizes)
+        logger.warning(
+            "CPU kernels need sizes in multiples of 32 (heads of 16), not %s: plain torch runs instead", sizes
+        )
         return fallback
     if not one_pool():
         logger.warning("no GNU OpenMP in this torch (%s): CPU kernels run on one thread", platform.platform())

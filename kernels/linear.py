@@ -88,9 +88,9 @@ def pack(parts: Sequence[StoredWeight]) -> Panels:
     at = 0
     for first in range(0, scales, 2):
         part = blocks[..., first : first + 2].view(np.uint16)
-        packed[..., at : at + 2 * PANEL] = np.ascontiguousarray(part.transpose(0, 2, 1, 3)).reshape(
-            panels, groups, PANEL
-        ).view(np.uint8)
+        packed[..., at : at + 2 * PANEL] = (
+            np.ascontiguousarray(part.transpose(0, 2, 1, 3)).reshape(panels, groups, PANEL).view(np.uint8)
+        )
         at += 2 * PANEL
     element = {128: np.uint32, 64: np.uint16}.get(values, np.uint8)
     part = blocks[..., scales:]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
 from kernels.batch import StepLayout
 from kernels.dispatch import choose_operations
 
@@ -73,7 +74,9 @@ class ModelRunner:
                 progress=say,
             )
         except (torch.OutOfMemoryError, MemoryError) as error:
-            raise OutOfMemory(f"the weights do not fit into memory ({error}): serve a smaller or quantised model") from error
+            raise OutOfMemory(
+                f"the weights do not fit into memory ({error}): serve a smaller or quantised model"
+            ) from error
         self.num_blocks = plan_blocks(config, model, kv_dtype, self.device)
         cache = allocate(model, self.num_blocks, kv_dtype, self.device)
         self._model.attach(cache)
@@ -153,7 +156,9 @@ def _device(config: EngineConfig) -> torch.device:
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch sees no GPU here (a CPU build of torch, or no driver); use --device cpu")
+        raise ConfigError(
+            "--device cuda: torch sees no GPU here (a CPU build of torch, or no driver); use --device cpu"
+        )
     return torch.device(config.device)
 
 

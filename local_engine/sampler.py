@@ -70,11 +70,9 @@ def _draw(logits: torch.Tensor, batch: Sequence[ScheduledSequence]) -> list[int]
     _mask_below(logits, _min_p_threshold(logits, [p.min_p for p in params]))
     _mask_below(logits, _top_k_threshold(logits, [p.top_k for p in params]))
     _mask_below(logits, _top_p_threshold(logits, [p.top_p for p in params]))
-    numbers = uniforms(
-        [p.seed for p in params], [s.choice_index for s in batch], [s.output_position for s in batch]
-    )
+    numbers = uniforms([p.seed for p in params], [s.choice_index for s in batch], [s.output_position for s in batch])
     cumulative = logits.double().softmax(dim=-1).cumsum(dim=-1)
-    total = cumulative[:, -1:]
+    total = cumulative[:, -1:].contiguous()
     target = torch.from_numpy(numbers)[:, None].to(logits.device) * total
     chosen = torch.searchsorted(cumulative, target, right=True)
     last = torch.searchsorted(cumulative, total)  # the last token with any weight, should rounding overshoot

@@ -18,7 +18,21 @@ from numba.extending import intrinsic
 
 from .tape import TOTAL, operation
 from .vector import (
-    F32, F32V, I64, LANES, atomic_next, exp, fma, load, load_floats, read_float, read_int, splat, sum_lanes, write_float, write_int,
+    F32,
+    F32V,
+    I64,
+    LANES,
+    atomic_next,
+    exp,
+    fma,
+    load,
+    load_floats,
+    read_float,
+    read_int,
+    splat,
+    sum_lanes,
+    write_float,
+    write_int,
 )  # fmt: skip
 
 QUERY_TOKENS = 16
@@ -32,7 +46,16 @@ MASKED = np.float32(-np.inf)
 
 @intrinsic(prefer_literal=True)
 def _scores(
-    typingctx: Any, storage: Any, rows: Any, q: Any, q_stride: Any, keys: Any, count: Any, vectors: Any, s: Any, s_stride: Any
+    typingctx: Any,
+    storage: Any,
+    rows: Any,
+    q: Any,
+    q_stride: Any,
+    keys: Any,
+    count: Any,
+    vectors: Any,
+    s: Any,
+    s_stride: Any,
 ) -> Any:
     """s[r][t] = q[r] . keys[t] for `count` consecutive keys of 16 * `vectors` elements."""
     if not isinstance(storage, types.StringLiteral) or not isinstance(rows, types.IntegerLiteral):
@@ -50,7 +73,9 @@ def _scores(
             for slot in sums:
                 builder.store(F32V([0.0] * LANES), slot)
             with cgutils.for_range(builder, vectors, intp=I64) as over_size:
-                vector = load_floats(builder, builder.add(key, builder.mul(over_size.index, I64(LANES * WIDTH[kind]))), kind)
+                vector = load_floats(
+                    builder, builder.add(key, builder.mul(over_size.index, I64(LANES * WIDTH[kind]))), kind
+                )
                 offset = builder.mul(over_size.index, I64(LANES * 4))
                 for slot, x in zip(sums, inputs, strict=True):
                     value = load(builder, builder.add(x, offset), F32V, 4)
@@ -66,7 +91,16 @@ def _scores(
 
 @intrinsic(prefer_literal=True)
 def _values(
-    typingctx: Any, storage: Any, rows: Any, p: Any, p_stride: Any, values: Any, count: Any, vectors: Any, y: Any, y_stride: Any
+    typingctx: Any,
+    storage: Any,
+    rows: Any,
+    p: Any,
+    p_stride: Any,
+    values: Any,
+    count: Any,
+    vectors: Any,
+    y: Any,
+    y_stride: Any,
 ) -> Any:
     """y[r] += sum over t of p[r][t] values[t] for `count` consecutive values of 16 * `vectors` elements."""
     if not isinstance(storage, types.StringLiteral) or not isinstance(rows, types.IntegerLiteral):
@@ -82,7 +116,9 @@ def _values(
             column = builder.add(values, builder.mul(over_size.index, I64(LANES * WIDTH[kind])))
             offset = builder.mul(over_size.index, I64(LANES * 4))
             targets = [
-                builder.inttoptr(builder.add(builder.add(y, builder.mul(y_stride, I64(row))), offset), F32V.as_pointer())
+                builder.inttoptr(
+                    builder.add(builder.add(y, builder.mul(y_stride, I64(row))), offset), F32V.as_pointer()
+                )
                 for row in range(tile)
             ]
             for slot, target in zip(sums, targets, strict=True):
@@ -216,7 +252,9 @@ def _attend(storage: str, width: int, row: int) -> int:
             for at in range(0, length, BLOCK):
                 place = (read_int(table, at // BLOCK) * kv_heads + kv_head) * head_bytes
                 count = min(BLOCK, length - at)
-                _score_block(storage, rows, query, size * 4, k_cache + place, count, vectors, scores + at * 4, columns * 4)
+                _score_block(
+                    storage, rows, query, size * 4, k_cache + place, count, vectors, scores + at * 4, columns * 4
+                )
             padded = (length + LANES - 1) // LANES
             for r in range(rows):
                 own = position + (start + r) // group + 1
@@ -228,7 +266,9 @@ def _attend(storage: str, width: int, row: int) -> int:
             for at in range(0, length, BLOCK):
                 place = (read_int(table, at // BLOCK) * kv_heads + kv_head) * head_bytes
                 count = min(BLOCK, length - at)
-                _value_block(storage, rows, scores + at * 4, columns * 4, v_cache + place, count, vectors, result, size * 4)
+                _value_block(
+                    storage, rows, scores + at * 4, columns * 4, v_cache + place, count, vectors, result, size * 4
+                )
             for r in range(rows):
                 token, head = (start + r) // group, kv_head * group + (start + r) % group
                 target = out + (first + token) * out_stride + head * size * 4

@@ -27,7 +27,22 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .tape import TOTAL, operation
-from .vector import F32, F32V, I8V, I32V, I64, LANES, atomic_next, fma, load, load_floats, read_int, splat, sum_lanes, write_int
+from .vector import (
+    F32,
+    F32V,
+    I8V,
+    I32V,
+    I64,
+    LANES,
+    atomic_next,
+    fma,
+    load,
+    load_floats,
+    read_int,
+    splat,
+    sum_lanes,
+    write_int,
+)
 
 GROUP = 32
 UNROLL = 4
@@ -213,9 +228,7 @@ def _few_rows(
 
 
 @njit
-def _many_rows_f32(
-    x: int, x_stride: int, panel: int, groups: int, y: int, y_stride: int, rows: int, add: int
-) -> None:
+def _many_rows_f32(x: int, x_stride: int, panel: int, groups: int, y: int, y_stride: int, rows: int, add: int) -> None:
     row = 0
     while row + 6 <= rows:
         _tile("f32", 6, x + row * x_stride, x_stride, panel, groups, y + row * y_stride, y_stride, add)

@@ -3,9 +3,10 @@
 Starting a parallel region costs microseconds, and a step of a small model has hundreds of operations. So operations are rows
 of a table: the address of a compiled function and its arguments. `run` starts one region in libgomp (the very library that
 torch uses: one pool, no second runtime) whose threads take tasks of a row from an atomic counter and go on to the next row
-as soon as all tasks of this one are done. There is no barrier: a thread that the system has put aside between two tasks holds up
-nobody, which matters where the engine shares its cores with the gateway. Rows hold addresses of buffers that never move; what changes from step to step (how many tokens,
-how many sequences) stands in a small header that the operations read. So a tape is recorded once and replayed for ever.
+as soon as all tasks of this one are done. There is no barrier: a thread that the system has put aside between two tasks
+holds up nobody, which matters where the engine shares its cores with the gateway. Rows hold addresses of buffers that never
+move; what changes from step to step (how many tokens, how many sequences) stands in a small header that the operations read.
+So a tape is recorded once and replayed for ever.
 """
 
 from __future__ import annotations

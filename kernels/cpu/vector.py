@@ -32,7 +32,9 @@ def pointer(builder: Any, address: Any, kind: Any, offset_bytes: Any = None) -> 
 def splat(builder: Any, value: Any, lanes: int = LANES) -> Any:
     vector = ir.VectorType(value.type, lanes)
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, I32(0))
-    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+    return builder.shuffle_vector(
+        one, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+    )
 
 
 def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
@@ -200,7 +202,9 @@ def read_float(typingctx: Any, address: Any, index: Any) -> Any:
 @intrinsic
 def write_float(typingctx: Any, address: Any, index: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(args[2], builder.inttoptr(builder.add(args[0], builder.mul(args[1], I64(4))), F32.as_pointer()), 4)
+        builder.store(
+            args[2], builder.inttoptr(builder.add(args[0], builder.mul(args[1], I64(4))), F32.as_pointer()), 4
+        )
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.float32), codegen

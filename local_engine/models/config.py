@@ -95,7 +95,9 @@ def read_gguf_config(path: Path, metadata: Mapping[str, Any], tensors: Mapping[s
     context = int(value("context_length"))
     return ModelConfig(
         architecture=architecture,
-        vocab_size=int(tensors["token_embd.weight"].shape[0]) if "token_embd.weight" in tensors else value("vocab_size"),
+        vocab_size=int(tensors["token_embd.weight"].shape[0])
+        if "token_embd.weight" in tensors
+        else value("vocab_size"),
         hidden_size=hidden,
         intermediate_size=int(value("feed_forward_length")),
         layers=int(value("block_count")),

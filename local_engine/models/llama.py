@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
+
 from kernels.batch import StepLayout
 from kernels.operations import Matrix, Operations
 from kernels.rotary import rotary_frequencies, rotary_tables

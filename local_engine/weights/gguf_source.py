@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from kernels.linear import VALUE_BYTES, StoredWeight, stored
 from numpy.typing import NDArray
+
+from kernels.linear import VALUE_BYTES, StoredWeight, stored
 
 from ..errors import ModelError
 from ..models.config import read_gguf_config
@@ -56,7 +57,9 @@ class GGUFSource:
     def _tensor(self, name: str) -> GGUFTensor:
         tensor = self._file.tensors.get(gguf_name(name))
         if tensor is None:
-            raise ModelError(f"{self._file.path} has no tensor {gguf_name(name)}: it is incomplete, or of another family")
+            raise ModelError(
+                f"{self._file.path} has no tensor {gguf_name(name)}: it is incomplete, or of another family"
+            )
         return tensor
 
     def matrix(self, name: str) -> StoredWeight:

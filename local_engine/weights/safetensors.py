@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import torch
-from kernels.linear import StoredWeight, stored
 from safetensors import SafetensorError, safe_open
+
+from kernels.linear import StoredWeight, stored
 
 from ..errors import ModelError
 from ..models.config import read_folder_config
@@ -32,7 +33,9 @@ class SafetensorsSource:
         with safe_open(path, framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name)
         if tensor.dtype not in FLOATS:
-            raise ModelError(f"{path}: tensor {name} is {tensor.dtype}; this engine reads float32, float16 and bfloat16")
+            raise ModelError(
+                f"{path}: tensor {name} is {tensor.dtype}; this engine reads float32, float16 and bfloat16"
+            )
         return tensor
 
     def matrix(self, name: str) -> StoredWeight:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+
 from kernels.linear import StoredWeight
 
 from ..models.config import ModelConfig

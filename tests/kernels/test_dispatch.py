@@ -1,0 +1,51 @@
+"""Which path runs, and that a path which computes something else is not taken."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from kernels.cpu.operations import CpuOperations
+from kernels.dispatch import choose_operations, self_test
+from kernels.linear import StoredWeight
+from kernels.operations import Matrix, Operations, TorchOperations
+
+CPU = torch.device("cpu")
+
+
+def chosen(sizes: tuple[int, int, int] = (64, 64, 16), plain: bool = False) -> Operations:
+    return choose_operations(CPU, torch.float32, threads=2, capacity=8, max_context=32, sizes=sizes, plain=plain)
+
+
+def test_the_cpu_kernels_run_where_they_agree_with_plain_torch(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert isinstance(chosen(), CpuOperations)
+    assert "agree with plain torch" in caplog.text
+
+
+def test_plain_torch_runs_when_asked_for_or_when_the_sizes_do_not_fit(caplog: pytest.LogCaptureFixture) -> None:
+    assert isinstance(chosen(plain=True), TorchOperations)
+    assert isinstance(chosen(sizes=(24, 64, 8)), TorchOperations)
+    assert "multiples of 32" in caplog.text
+
+
+class OffByABit(CpuOperations):
+    """A machine whose kernels give wrong products."""
+
+    def pack(self, parts: list[StoredWeight]) -> Matrix:  # type: ignore[override]
+        return super().pack([StoredWeight(p.storage, p.shape, p.raw ^ 64, p.dequantise) for p in parts])
+
+
+def test_wrong_kernels_fall_back_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kernels.cpu.operations.CpuOperations", OffByABit)
+    assert isinstance(chosen(), TorchOperations)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "plain torch runs instead" in caplog.text
+
+
+def test_one_thread_computes_what_two_do() -> None:
+    assert self_test(CpuOperations(1, 16, 64)) == self_test(CpuOperations(2, 16, 64))

@@ -1,0 +1,107 @@
+"""Paged attention and the cache write against plain torch: prefill, decode and both in one step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.batch import StepLayout
+from kernels.cpu.operations import CpuOperations, attention_items
+from kernels.operations import TorchOperations
+from kernels.paged_attention import paged_attention_reference
+
+from .layouts import mixed
+
+BLOCKS = 24
+STEPS = {
+    "decode": [(0, 1), (15, 1), (16, 1), (70, 1)],
+    "prefill": [(0, 1), (0, 16), (0, 17), (0, 50)],
+    "chunked prefill": [(7, 20), (32, 33)],
+    "mixed": [(40, 1), (0, 37), (3, 1), (16, 18), (0, 2)],
+}
+
+
+def attend(
+    operations: CpuOperations | TorchOperations,
+    layout: StepLayout,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    cache_dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Writes and attends with fixed random inputs; returns the result and both caches."""
+    random = torch.Generator().manual_seed(11)
+    shape = (BLOCKS, kv_heads, 16, size)
+    keys, values = (torch.randn(shape, generator=random).to(cache_dtype) for _ in range(2))
+    qkv = operations.buffer((heads + 2 * kv_heads) * size)
+    out = operations.buffer(heads * size)
+    qkv[: layout.tokens] = torch.randn(layout.tokens, qkv.shape[1], generator=random)
+    angles = torch.rand(256, size // 2, generator=random) * 6
+    tables = angles.cos(), angles.sin()
+
+    def forward() -> None:
+        operations.rotary_write(qkv, tables, (keys, values), heads)
+        operations.attention(qkv, (keys, values), heads, out)
+
+    operations.run(forward, layout)
+    return out[: layout.tokens], keys, values
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("heads, kv_heads, size", [(9, 3, 64), (4, 4, 32), (8, 1, 16)])
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_equals_plain_torch(
+    step: str, heads: int, kv_heads: int, size: int, cache_dtype: torch.dtype
+) -> None:
+    layout = mixed(STEPS[step], BLOCKS)
+    fast = attend(CpuOperations(2, 128, 256), layout, heads, kv_heads, size, cache_dtype)
+    plain = attend(TorchOperations(torch.device("cpu"), torch.float32, 128), layout, heads, kv_heads, size, cache_dtype)
+    # A rounding to bfloat16 may tip over by one unit where the rotated keys differ in their last float32 bit.
+    tolerance = 2e-6 if cache_dtype == torch.float32 else 1e-2
+    for actual, expected in zip(fast, plain, strict=True):
+        torch.testing.assert_close(actual.float(), expected.float(), rtol=0, atol=tolerance * 4)
+
+
+def test_the_reference_equals_torchs_own_attention_over_contiguous_keys() -> None:
+    random = torch.Generator().manual_seed(5)
+    keys, values = torch.randn(2, 2, 40, 16, generator=random)
+    layout = mixed([(0, 40)], 3)
+    k_cache, v_cache = torch.zeros(3, 2, 16, 16), torch.zeros(3, 2, 16, 16)
+    for position, slot in enumerate(layout.slots.tolist()):
+        k_cache[slot // 16, :, slot % 16], v_cache[slot // 16, :, slot % 16] = keys[:, position], values[:, position]
+    q = torch.randn(40, 4, 16, generator=random)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(0, 1), keys.repeat_interleave(2, 0), values.repeat_interleave(2, 0), is_causal=True
+    ).transpose(0, 1)
+    torch.testing.assert_close(paged_attention_reference(q, k_cache, v_cache, layout, 0.25), expected)
+
+
+def test_rule_39_a_nan_of_another_sequence_in_the_same_block_is_never_read() -> None:
+    operations = CpuOperations(2, 8, 256)
+    layout = mixed([(4, 1), (20, 1)], 4)
+    keys, values = torch.zeros(4, 1, 16, 16), torch.zeros(4, 1, 16, 16)
+    qkv, out = operations.buffer(48), operations.buffer(16)
+    qkv[:2] = 1.0
+    for cache in (keys, values):
+        cache[layout.block_tables[0, 0], :, 5:] = float("nan")
+        cache[layout.block_tables[1, 1], :, 5:] = float("nan")
+    operations.run(lambda: operations.attention(qkv, (keys, values), 1, out), layout)
+    assert torch.isfinite(out[:2]).all()
+
+
+def test_a_sequence_with_nan_keys_fails_alone() -> None:
+    operations = CpuOperations(2, 8, 256)
+    layout = mixed([(4, 1), (20, 1)], 4)
+    keys, values = torch.zeros(4, 1, 16, 16), torch.ones(4, 1, 16, 16)
+    keys[layout.block_tables[0, 0], :, 2] = float("nan")
+    qkv, out = operations.buffer(48), operations.buffer(16)
+    qkv[:2] = 1.0
+    operations.run(lambda: operations.attention(qkv, (keys, values), 1, out), layout)
+    assert torch.isnan(out[0]).all()
+    assert out[1].tolist() == [1.0] * 16
+
+
+def test_work_items_cover_every_token_once_with_the_longest_first() -> None:
+    layout = mixed([(40, 1), (0, 37), (3, 1)], BLOCKS)
+    items = attention_items(layout)
+    assert items.tolist() == [[1, 17, 16, 16], [1, 1, 16, 0], [1, 33, 5, 32], [0, 0, 1, 40], [2, 38, 1, 3]]
