@@ -85,6 +85,7 @@ class Catalog:
         self._pepper_checked = False
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
         self.stale_since_us: int | None = None
         """When the database was last read, once a read has failed; None while all is well."""
         self.refused: str | None = None
@@ -118,9 +119,10 @@ class Catalog:
         self._task = asyncio.create_task(self._poll(), name="catalog poll")
 
     async def stop(self) -> None:
+        """Let a read that is under way end: one that is torn off in the middle of connecting leaks its connection."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            self._stopping.set()
+            await self._task
             self._task = None
 
     async def refresh(self) -> None:
@@ -139,12 +141,18 @@ class Catalog:
         self.stale_since_us = self.refused = None
 
     async def _poll(self) -> None:
-        while True:
-            await asyncio.sleep(self._poll_s)
+        while not await self._stops_within(self._poll_s):
             try:
                 await self.refresh()
             except Exception as error:
                 self._failed(error)
+
+    async def _stops_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._stopping.wait()
+        except TimeoutError:
+            return False
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, PepperError):
