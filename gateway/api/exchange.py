@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Final
 
 from billing.usage import Usage
 from gateway import errors, tokens
 from gateway.access.authenticator import check_model
+from gateway.api import failures
 from gateway.api.account import CANCELLED, COMPLETED, FAILED, INCOMPLETE, Account
 from gateway.api.asgi import (
     BODY,
@@ -36,7 +36,7 @@ from gateway.routing.retries import MOST_ATTEMPTS, pause_s
 from gateway.sse import DONE, KEEP_ALIVE, StreamBroken, StreamScanner
 from gateway.upstream import reshape
 from gateway.upstream.base import Answer, Call, Failure, Outgoing
-from gateway.upstream.errors import ConnectFailed, TransportError
+from gateway.upstream.errors import TransportError
 from gateway.upstream.openai import BadAnswer, tier_of
 from gateway.upstream.usage import to_openai
 from gateway.upstream.wire import UpstreamResponse
@@ -276,17 +276,17 @@ class Exchange:
         try:
             response = await self._open(route, outgoing)
             body = await self._read_whole(response, provider.settings.timeout_s)
-            retry_after = _retry_after(response) if response.status != 200 else None
+            retry_after = failures.retry_after(response) if response.status != 200 else None
             content_type = response.header("content-type") or ""
         except Interrupted as interrupted:
             if interrupted.why != LEFT:
-                return _timed_out(provider.name)
+                return failures.timed_out(provider.name)
             await self._left(route, response, None, sequence, attempt_id, began_ns)
             return None
         except TransportError as error:
-            return _broken(provider.name, error)
+            return failures.broken(provider.name, error)
         except StreamBroken as error:
-            return _unreadable(provider.name, str(error))
+            return failures.unreadable(provider.name, str(error))
         finally:
             self._upstream_ns += time.monotonic_ns() - began_ns
             if response is not None:
@@ -296,7 +296,7 @@ class Exchange:
         try:
             answer = provider.adapter.read_answer(call, content_type, body)
         except BadAnswer as bad:
-            return _bad_answer(route, bad)
+            return failures.bad_answer(route, bad)
         usage, estimated = answer.usage, False
         if usage is None:
             usage, estimated = self._estimate(tokens.of_text(answer.output_bytes)), True
@@ -348,11 +348,11 @@ class Exchange:
                 if interrupted.why == LEFT:
                     await self._left(route, response, scanner, sequence, attempt_id, began_ns)
                     return None
-                failure = _timed_out(provider.name)
+                failure = failures.timed_out(provider.name)
             except TransportError as error:
-                failure = _broken(provider.name, error)
+                failure = failures.broken(provider.name, error)
             except StreamBroken as error:
-                failure = _unreadable(provider.name, str(error))
+                failure = failures.unreadable(provider.name, str(error))
             except BaseException as error:
                 why = STOPPING if isinstance(error, asyncio.CancelledError) else "internal error"
                 self._note_partial(scanner, sequence, began_ns, INCOMPLETE, why)
@@ -376,7 +376,7 @@ class Exchange:
         provider = route.provider
         if response.status != 200:
             body = await self._read_whole(response, provider.settings.idle_timeout_s)
-            return provider.adapter.failure(provider, response.status, _retry_after(response), body)
+            return provider.adapter.failure(provider, response.status, failures.retry_after(response), body)
         if (response.header("content-type") or "").startswith("application/json"):
             return await self._split_answer(route, response, scanner)
         return await self._pump(route, response, scanner)
@@ -417,7 +417,7 @@ class Exchange:
             return route.provider.adapter.in_band_failure(route.provider, scanner.error)
         if scanner.done or (scanner.finished and not scanner.truncated):
             return None
-        return _cut(route.provider.name)
+        return failures.cut_off(route.provider.name)
 
     async def _split_answer(self, route: Route, response: UpstreamResponse, scanner: StreamScanner) -> Failure | None:
         """A provider that answered a request for a stream with one whole answer: made into a stream."""
@@ -425,7 +425,7 @@ class Exchange:
         try:
             events = body if body.startswith((b"data:", b":", b"event:")) else reshape.split(body)
         except reshape.Unreadable as error:
-            return _unreadable(route.provider.name, str(error))
+            return failures.unreadable(route.provider.name, str(error))
         scanner.tail = scanner.feed(events) + scanner.end()
         return self._judge(route, scanner)
 
@@ -683,54 +683,3 @@ class Exchange:
             ttft_us=account.ttft_us,
             overhead_us=max(0, took_us - self._upstream_ns // 1000) if self._upstream_ns else None,
         )
-
-
-def _retry_after(response: UpstreamResponse) -> float | None:
-    """Seconds that the provider asks to wait: `retry-after-ms`, or `retry-after` in seconds or as a date."""
-    try:
-        exact = response.header("retry-after-ms")
-        if exact is not None:
-            return max(0.0, float(exact) / 1000)
-        given = response.header("retry-after")
-        if given is None:
-            return None
-        if given.strip().replace(".", "", 1).isdigit():
-            return float(given)
-        return max(0.0, parsedate_to_datetime(given).timestamp() - time.time())
-    except (ValueError, TypeError, OverflowError):
-        return None
-
-
-def _timed_out(provider: str) -> Failure:
-    error = errors.gateway_timeout(f"The provider '{provider}' did not answer in time.")
-    return Failure(error, True, True, None, "timeout")
-
-
-def _broken(provider: str, error: TransportError) -> Failure:
-    if isinstance(error, ConnectFailed):
-        return Failure(
-            errors.bad_gateway(f"The provider '{provider}' cannot be reached.", code="upstream_unreachable"),
-            True,
-            True,
-            None,
-            "connect failed",
-        )
-    return _cut(provider)
-
-
-def _cut(provider: str) -> Failure:
-    error = errors.bad_gateway(f"The provider '{provider}' broke off its answer.", code="upstream_cut")
-    return Failure(error, True, True, None, "cut")
-
-
-def _unreadable(provider: str, reason: str) -> Failure:
-    error = errors.bad_gateway(
-        f"The provider '{provider}' sent an answer that cannot be read.", code="upstream_unreadable"
-    )
-    return Failure(error, True, True, None, reason)
-
-
-def _bad_answer(route: Route, bad: BadAnswer) -> Failure:
-    if bad.error is not None:
-        return route.provider.adapter.in_band_failure(route.provider, bad.error)
-    return _unreadable(route.provider_name, str(bad))
