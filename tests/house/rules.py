@@ -22,7 +22,7 @@ NAIVE_CALLS = frozenset({"utcnow", "utcfromtimestamp"})
 FLOAT_MODULES = frozenset({"math", "random", "statistics", "cmath"})
 EXACT_FROM_MATH = frozenset({"gcd", "lcm", "isqrt", "comb", "factorial"})
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:root|opt|work|home/\w+|Users/\w+)/[\w.]")
-UNFINISHED = re.compile(r"\b(?:XXX|FIX" r"ME|TO" r"DO)\b|\bNotImplemented" r"Error\b")
+UNFINISHED = re.compile(r"\b(?:XXX|FIX" r"ME|TO" r"DO)\b|raise NotImplemented" r"Error\b")
 
 
 @dataclass(frozen=True, slots=True)
