@@ -87,14 +87,11 @@ def pack(parts: Sequence[StoredWeight]) -> Panels:
     packed = np.empty((panels, groups, PANEL * (scales + values)), dtype=np.uint8)
     at = 0
     for first in range(0, scales, 2):
-        part = blocks[..., first : first + 2].view(np.uint16)
-        packed[..., at : at + 2 * PANEL] = (
-            np.ascontiguousarray(part.transpose(0, 2, 1, 3)).reshape(panels, groups, PANEL).view(np.uint8)
-        )
+        scale = np.ascontiguousarray(blocks[..., first : first + 2]).view(np.uint16)
+        target = packed[..., at : at + 2 * PANEL].view(np.uint16)
+        np.copyto(target, scale[..., 0].transpose(0, 2, 1))
         at += 2 * PANEL
     element = {128: np.uint32, 64: np.uint16}.get(values, np.uint8)
-    part = blocks[..., scales:]
-    part = (part if element is np.uint8 else np.ascontiguousarray(part).view(element)).transpose(0, 2, 3, 1)
-    target = packed[..., at:].view(element).reshape(panels, groups, -1, PANEL)
-    np.copyto(target, part)
+    weights = np.ascontiguousarray(blocks[..., scales:]).view(element).transpose(0, 2, 3, 1)
+    np.copyto(packed[..., at:].view(element).reshape(weights.shape), weights)
     return Panels(storage, outputs, inputs, torch.from_numpy(packed))

@@ -1,8 +1,8 @@
 """The operations a model is written in, and their plain torch form.
 
 A model allocates its activation buffers and packs its weights through an `Operations`, then describes one forward pass as
-calls that write into those buffers. Plain torch executes the calls as they come, on the first `tokens` rows; the CPU kernels record
-them once and replay the recording (cpu/operations.py). The model's code is the same.
+calls that write into those buffers. Plain torch executes the calls as they come, on the first `tokens` rows; the CPU kernels
+record them once and replay the recording (cpu/operations.py). The model's code is the same.
 """
 
 from __future__ import annotations

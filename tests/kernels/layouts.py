@@ -22,7 +22,10 @@ def mixed(shares: list[tuple[int, int]], blocks: int, seed: int = 0) -> StepLayo
     """One sequence per (tokens already in the cache, tokens of this step), in blocks scattered over the pool."""
     order = torch.randperm(blocks, generator=torch.Generator().manual_seed(seed)).tolist()
     widest = max(-(-(start + count) // BLOCK) for start, count in shares)
-    tables, positions, slots, query_start = [], [], [], [0]
+    tables: list[list[int]] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    query_start = [0]
     for start, count in shares:
         table = [order.pop() for _ in range(-(-(start + count) // BLOCK))]
         own = range(start, start + count)

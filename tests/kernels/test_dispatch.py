@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 
@@ -35,7 +36,7 @@ class OffByABit(CpuOperations):
     """A machine whose kernels give wrong products."""
 
     def pack(self, parts: list[StoredWeight]) -> Matrix:  # type: ignore[override]
-        return super().pack([StoredWeight(p.storage, p.shape, p.raw ^ 64, p.dequantise) for p in parts])
+        return super().pack([StoredWeight(p.storage, p.shape, p.raw ^ np.uint8(64), p.dequantise) for p in parts])
 
 
 def test_wrong_kernels_fall_back_with_one_line(

@@ -113,7 +113,7 @@ def test_the_repetition_penalty_counts_prompt_and_output_and_follows_the_sign() 
 def test_logit_bias_moves_and_min_tokens_masks_the_ends() -> None:
     row = torch.tensor([[1.0, 2.0, 3.0]])
     assert sample(row.clone(), [sequence(temperature=0.0, logit_bias={0: 5.0})]) == [0]
-    ending = {"temperature": 0.0, "eos_token_ids": (2,), "min_tokens": 2, "max_tokens": 4}
+    ending: dict[str, Any] = {"temperature": 0.0, "eos_token_ids": (2,), "min_tokens": 2, "max_tokens": 4}
     assert sample(row.clone(), [sequence(1, **ending)]) == [1]
     assert sample(row.clone(), [sequence(2, **ending)]) == [2]
 
