@@ -71,6 +71,11 @@ class SharedStore:
         return self._failures < FAILURES
 
     @property
+    def processes(self) -> int:
+        """How many processes shared the server's limits when it last answered."""
+        return self._processes
+
+    @property
     def owes(self) -> int:
         """How many settlements and releases the server has not confirmed."""
         return len(self._owed)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from gateway.admission.claims import Base, BudgetWindow, Charge, Claim, Granted, Refused, Scope
 from gateway.admission.limits import Limits
-from gateway.admission.memory import MemoryStore
+from gateway.admission.memory import REMEMBERED_US, MemoryStore
 from gateway.admission.store import AlreadyFinished
 from gateway.admission.valkey import ValkeyStore
 from gateway.ids import new_request_id
@@ -63,9 +63,14 @@ class Oracle:
     requests: dict[str, list[Event]] = field(default_factory=lambda: {name: [] for name in LIMITS})
     tokens: dict[str, list[Event]] = field(default_factory=lambda: {name: [] for name in LIMITS})
     leases: dict[UUID, Held] = field(default_factory=dict)
-    finished: set[UUID] = field(default_factory=set)
+    finished: dict[UUID, int] = field(default_factory=dict)
     database: dict[int, int] = field(default_factory=lambda: dict.fromkeys(BUDGETS, 0))
     unshipped: dict[UUID, dict[int, int]] = field(default_factory=dict)
+
+    def forgotten(self, request_id: UUID) -> bool:
+        """Whether it ended so long ago that a store need not know it any more."""
+        ended_us = self.finished.get(request_id)
+        return ended_us is not None and ended_us + REMEMBERED_US <= self.clock.now_us
 
     def used(self, events: list[Event]) -> int:
         now = self.clock.now_us // SECOND_US
@@ -183,6 +188,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(claim=claims)
     def admit_again(self, claim: Claim) -> None:
         self.oracle.expire()
+        if self.oracle.forgotten(claim.request_id):
+            return
         if claim.request_id in self.oracle.finished:
             with pytest.raises(AlreadyFinished):
                 self.run(self.store.admit(claim))
@@ -209,12 +216,14 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(claim=claims, tokens=st.integers(0, 300), share=st.sampled_from([0, 1, 50, 100]))
     def settle(self, claim: Claim, tokens: int, share: int) -> None:
         self.oracle.expire()
+        if self.oracle.forgotten(claim.request_id):
+            return
         amounts = {each.budget_id: each.amount_nano * share // 100 for each in claim.charges}
         first = claim.request_id not in self.oracle.finished
         assert self.run(self.store.settle(claim, tokens, amounts)) == first
         if not first:
             return
-        self.oracle.finished.add(claim.request_id)
+        self.oracle.finished[claim.request_id] = self.clock.now_us
         held = self.oracle.leases.pop(claim.request_id, None)
         if held is not None:
             self.oracle.correct(held, tokens)
@@ -224,9 +233,11 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(claim=consumes(claims))
     def release(self, claim: Claim) -> None:
         self.oracle.expire()
+        if self.oracle.forgotten(claim.request_id):
+            return
         first = claim.request_id not in self.oracle.finished
         assert self.run(self.store.release(claim)) == first
-        self.oracle.finished.add(claim.request_id)
+        self.oracle.finished[claim.request_id] = self.clock.now_us
         held = self.oracle.leases.pop(claim.request_id, None)
         if held is not None:
             self.oracle.correct(held, 0)
@@ -286,17 +297,18 @@ def check(make: Any, examples: int) -> None:
             max_examples=examples,
             stateful_step_count=40,
             deadline=None,
+            phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),
     )
 
 
 def test_the_memory_store_agrees_with_the_oracle() -> None:
-    check(MemoryStore, 100)
+    check(MemoryStore, 60)
 
 
 def test_the_valkey_store_agrees_with_the_oracle(valkey_server: ValkeyServer) -> None:
     def make(clock: Clock) -> ValkeyStore:
         return ValkeyStore(valkey_server.url, prefix=unique_prefix(), heal_us=0, clock=clock, timeout_s=5)
 
-    check(make, 30)
+    check(make, 20)
