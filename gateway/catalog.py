@@ -192,18 +192,28 @@ class Catalog:
 
 
 async def _load(connection: AsyncConnection, version: int, old: Snapshot | None) -> Snapshot:
-    """Everything, except keys that did not change since `old`: a poll's cost follows the change, not the catalog."""
+    """Everything, except keys that did not change since `old`: a poll's cost follows the change, not the catalog.
+
+    A version older than `old` is a restored database: everything is read afresh.
+    """
     teams = {team.id: team for team in await list_teams(connection)}
-    incremental = old is not None and old.version < version and old.teams == teams
-    keys: dict[bytes, Identity] = {}
-    if incremental:
-        assert old is not None
-        changed = await repository.load_identities(connection, teams, since_version=old.version)
-        touched = {identity.key_id for identity in changed.values()}
-        keys = {digest: identity for digest, identity in old.keys.items() if identity.key_id not in touched}
-        keys.update(changed)
-    else:
+    if old is None or version < old.version:
         keys = await repository.load_identities(connection, teams, since_version=None)
+    else:
+        changed = await repository.load_identities(connection, teams, since_version=old.version)
+        keys = _merged(old, changed, teams)
     books = await load_books(connection)
     budgets = BudgetIndex.of(await list_budgets(connection))
     return Snapshot(version, now_us(), keys, teams, books, books.pins(), budgets)
+
+
+def _merged(old: Snapshot, changed: dict[bytes, Identity], teams: Mapping[str, TeamRow]) -> dict[bytes, Identity]:
+    """The old keys under the new ones, restated where their team changed."""
+    touched = {identity.key_id for identity in changed.values()}
+    restated = {team_id for team_id, team in old.teams.items() if teams[team_id] != team}
+    keys = {digest: identity for digest, identity in old.keys.items() if identity.key_id not in touched}
+    if restated:
+        for digest, identity in keys.items():
+            if identity.team_id in restated:
+                keys[digest] = repository.under_team(identity, teams[identity.team_id])
+    return keys | changed

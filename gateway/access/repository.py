@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
 from typing import Any, Final
 
@@ -182,6 +182,16 @@ def _policy(row: sa.Row[Any]) -> KeyPolicy:
 def _key(row: sa.Row[Any]) -> KeyRow:
     return KeyRow(
         row.id, row.team_id, row.name, row.public_id, _policy(row), row.revoked_at_us, row.created_at_us, row.version
+    )
+
+
+def under_team(identity: Identity, team: TeamRow) -> Identity:
+    """The identity as its team's row has it now."""
+    return replace(
+        identity,
+        settlement_currency=team.settlement_currency,
+        prepaid=team.billing == "prepaid",
+        team_lost_charge=team.lost_charge,
     )
 
 

@@ -94,6 +94,21 @@ async def test_an_unchanged_catalog_keeps_its_snapshot_and_a_change_rebuilds_onl
         await update_team(connection, team, billing="prepaid", lost_charge="none")
     await catalog.refresh()
     assert {(each.prepaid, each.team_lost_charge) for each in catalog.snapshot.keys.values()} == {(True, "none")}
+    assert {each.key_name for each in catalog.snapshot.keys.values()} == {"ci", "renamed"}
+
+
+async def test_a_database_restored_from_an_older_copy_is_read_afresh(
+    catalog: Catalog, desk: Desk, database: AsyncEngine
+) -> None:
+    team = await desk.team()
+    _, kept = await desk.key(team)
+    row, lost = await desk.key(team)
+    await catalog.refresh()
+    async with database.begin() as connection:
+        await connection.execute(text("DELETE FROM key_secrets WHERE key_id = :id"), {"id": row.id})
+        await connection.execute(text("UPDATE catalog_version SET version = version - 1"))
+    await catalog.refresh()
+    assert (known(catalog, kept), known(catalog, lost)) == (True, False)
 
 
 async def test_budgets_are_indexed_by_what_they_bound(catalog: Catalog, desk: Desk, database: AsyncEngine) -> None:

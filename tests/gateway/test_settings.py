@@ -230,7 +230,7 @@ def test_rule_27_a_secret_never_prints(tmp_path: Path) -> None:
     secret = settings.providers["deepseek"].api_key
     assert secret is not None
     shown = (
-        f"{settings!r} {settings} {settings.providers!r} {secret} {secret!r} {secret:>10} {[secret]} {'{}'.format(secret)}"
+        f"{settings!r} {settings} {settings.providers!r} {secret} {secret!r} {secret:>10} {[secret]} {f'{secret}'}"
     )
     assert "sk-upstream" not in shown
     assert "hunter2" not in shown
