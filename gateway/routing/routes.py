@@ -30,10 +30,10 @@ class Provider:
         self.settings = settings
         self.adapter: Adapter = ADAPTERS[settings.kind]
         self.price_list = settings.price_as or name
-        self.secret: str | None = settings.api_key.reveal() if settings.api_key is not None else None
+        self.secret: str | None = None
         self.headers: dict[str, str] = {"content-type": "application/json"}
-        if self.secret:
-            self.headers["authorization"] = f"Bearer {self.secret}"
+        if settings.api_key is not None:
+            self._present(settings.api_key.reveal())
         self.in_flight = 0
         self.base_url: str | None = None
         self._root = ""
@@ -42,8 +42,14 @@ class Provider:
         if settings.base_url is not None:
             self.connect(settings.base_url)
 
-    def connect(self, base_url: str) -> None:
-        """`base_url` up to and with `/v1`; an engine's may leave that out."""
+    def _present(self, secret: str) -> None:
+        self.secret = secret
+        self.headers["authorization"] = f"Bearer {secret}"
+
+    def connect(self, base_url: str, secret: str | None = None) -> None:
+        """`base_url` up to and with `/v1`; an engine's may leave that out. `secret` is what an engine of our own asks for."""
+        if secret is not None:
+            self._present(secret)
         root = base_url.rstrip("/")
         if self.settings.kind == "engine" and not root.endswith("/v1"):
             root += "/v1"
@@ -174,7 +180,7 @@ class Router:
                 if known is not None:
                     self._retired.append(known)
                     if each.base_url is None and known.base_url is not None:
-                        fresh.connect(known.base_url)
+                        fresh.connect(known.base_url, known.secret)
                 self.providers[name] = fresh
         for name in [name for name in self.providers if name not in settings.providers]:
             self._retired.append(self.providers.pop(name))

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from gateway.routing.routes import Router
 from gateway.serve.preflight import check_engine_installed
 from gateway.serve.supervisor import DRAIN_GRACE_S, EngineSupervisor, engine_command
 from gateway.settings import Settings
+
+API_KEY_VARIABLE: Final = "METERGATE_ENGINE_API_KEY"
+"""Where the engine looks for its key: a flag would show it to every user of the machine."""
 
 
 def bundled(settings: Settings) -> dict[str, list[str]]:
@@ -23,7 +28,10 @@ def bundled(settings: Settings) -> dict[str, list[str]]:
 
 
 class Engines:
-    """Starts engines at once, before there is a router: loading weights takes longest. `attach` then connects the router."""
+    """Starts engines at once, before there is a router: loading weights takes longest. `attach` then connects the router.
+
+    Engines ask for a key that only this process knows, so that nobody on the machine is served past the books.
+    """
 
     def __init__(self, run_folder: Path, echo: Callable[[str], None]) -> None:
         self._run_folder = run_folder
@@ -32,6 +40,7 @@ class Engines:
         self._commands: dict[str, list[str]] = {}
         self._supervisors: dict[str, EngineSupervisor] = {}
         self._changed = asyncio.Event()
+        self._secret = secrets.token_urlsafe(32)
 
     def __len__(self) -> int:
         return len(self._supervisors)
@@ -45,7 +54,9 @@ class Engines:
         await asyncio.gather(*(self._supervisors.pop(name).stop(DRAIN_GRACE_S) for name in ending))
         for name, command in wanted.items():
             if name not in self._supervisors:
-                supervisor = EngineSupervisor(name, command, self._run_folder, self._announcer(name), self._echo)
+                supervisor = EngineSupervisor(
+                    name, command, self._run_folder, self._announcer(name), self._echo, {API_KEY_VARIABLE: self._secret}
+                )
                 self._supervisors[name] = supervisor
                 supervisor.start()
         self._commands = wanted
@@ -90,4 +101,4 @@ class Engines:
         if base_url is None:
             provider.disconnect()
         else:
-            provider.connect(base_url)
+            provider.connect(base_url, self._secret)

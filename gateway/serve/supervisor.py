@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, STDOUT, Process
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -39,7 +39,8 @@ class EngineSupervisor:
     """Keeps one engine of provider `name` running until `stop`.
 
     `announce(base_url)` is called with the address when the engine is ready and with None when it is gone; `echo(line)` gets
-    the child's output line by line, prefixed. `restarts` counts starts after the first; `base_url` is None unless ready.
+    the child's output line by line, prefixed; `environ` is added to ours. `restarts` counts starts after the first;
+    `base_url` is None unless ready.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class EngineSupervisor:
         run_folder: Path,
         announce: Callable[[str | None], None],
         echo: Callable[[str], None],
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.base_url: str | None = None
@@ -58,6 +60,7 @@ class EngineSupervisor:
         self._port_file = run_folder / f"engine-{name}.port"
         self._announce = announce
         self._echo = echo
+        self._environ = {**os.environ, **(environ or {})}
         self._grace_s = STOP_GRACE_S
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -119,6 +122,7 @@ class EngineSupervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=PIPE,
                 stderr=STDOUT,
+                env=self._environ,
                 pass_fds=(parent_fd,),
                 start_new_session=True,
             )
