@@ -229,9 +229,7 @@ def test_rule_27_a_secret_never_prints(tmp_path: Path) -> None:
     settings = load(tmp_path, METERGATE_DATABASE_URL="postgresql://u:hunter2hunter2@h/d")
     secret = settings.providers["deepseek"].api_key
     assert secret is not None
-    shown = (
-        f"{settings!r} {settings} {settings.providers!r} {secret} {secret!r} {secret:>10} {[secret]} {f'{secret}'}"
-    )
+    shown = f"{settings!r} {settings} {settings.providers!r} {secret} {secret!r} {secret:>10} {[secret]} {f'{secret}'}"
     assert "sk-upstream" not in shown
     assert "hunter2" not in shown
     assert copy.deepcopy(secret) is secret
