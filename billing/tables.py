@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import CheckConstraint, Column, ForeignKey, Identity, Index, MetaData, SmallInteger, Table, Text
+from sqlalchemy import CheckConstraint, Column, ForeignKey, Identity, Index, MetaData, SmallInteger, Table, Text, text
 from sqlalchemy.dialects import sqlite
 
 from billing.columns import Flag, Int64, RequestIdType
@@ -65,6 +65,7 @@ teams = Table(
     _amount("credit_limit_nano"),
     _text("lost_charge"),
     _count("created_at_us"),
+    _text("timezone", server_default="UTC"),
     CheckConstraint("billing IN ('postpaid', 'prepaid')", name="billing"),
     CheckConstraint("lost_charge IN ('none', 'input', 'reservation')", name="lost_charge"),
     sqlite_strict=True,
@@ -148,6 +149,23 @@ terms_rows = Table(
     sqlite_strict=True,
 )
 
+sell_rows = Table(
+    "sell_rows",
+    metadata,
+    _serial(),
+    Column("team_id", Text, ForeignKey("teams.id"), nullable=False),
+    Column("price_list", Text),
+    Column("model", Text),
+    Column("sell_list", Text),
+    _amount("multiplier_micro"),
+    _count("effective_from_us"),
+    _count("recorded_at_us"),
+    CheckConstraint("(sell_list IS NULL) <> (multiplier_micro IS NULL)", name="one"),
+    CheckConstraint("multiplier_micro >= 0", name="multiplier"),
+    sqlite_strict=True,
+)
+"""What a team is sold at, where that is not the provider's price: another price list, or a multiple of the price."""
+
 budgets = Table(
     "budgets",
     metadata,
@@ -204,6 +222,9 @@ usage = Table(
     _count("pin_book"),
     _count("pin_rates"),
     _count("pin_terms"),
+    _count("pin_sell", server_default=text("0")),
+    Column("sell_id", Int64),
+    _amount("margin_nano"),
     _text("tags"),
     _count("latency_us"),
     Column("ttft_us", Int64),
@@ -279,6 +300,7 @@ MONEY_KEY: Final = (
     "token_class",
     "price_row_id",
     "terms_id",
+    "sell_id",
     "rate_ids",
     "list_currency",
     "settlement_currency",
@@ -290,7 +312,7 @@ rollup_money = Table(
     metadata,
     *(
         _count(name, primary_key=True, autoincrement=False)
-        if name in ("bucket_us", "price_row_id", "terms_id")
+        if name in ("bucket_us", "price_row_id", "terms_id", "sell_id")
         else _text(name, primary_key=True)
         for name in MONEY_KEY
     ),
@@ -302,7 +324,8 @@ rollup_money = Table(
     _amount("reference_nano"),
     **_BY_ID,
 )
-"""Per UTC quarter-hour, for statements: what was sold to whom at which price, rates and terms. 0 and '' stand for none. A sum
+"""Per UTC quarter-hour, for statements: what was sold to whom at which price (`sell_id` may multiply it), rates and terms. 0
+and '' stand for none. A sum
 is NULL exactly when its lines have no such amount: lines of one key share their price, rates and terms."""
 
 TRAFFIC_KEY: Final = (
@@ -319,7 +342,7 @@ TRAFFIC_KEY: Final = (
 TOKEN_COLUMNS: Final = tuple(str(token_class) for token_class in TokenClass)
 LATENCY_BOUNDS_MS: Final = (100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
 LATENCY_COLUMNS: Final = (*(f"latency_le_{bound}_ms" for bound in LATENCY_BOUNDS_MS), "latency_above_ms")
-MONEY_COLUMNS: Final = ("list_nano", "settled_nano", "policy_nano", "reference_nano", "cost_nano")
+MONEY_COLUMNS: Final = ("list_nano", "settled_nano", "policy_nano", "reference_nano", "cost_nano", "margin_nano")
 TRAFFIC_SUMS: Final = (
     "requests",
     "errors",
@@ -330,7 +353,9 @@ TRAFFIC_SUMS: Final = (
     *MONEY_COLUMNS,
     "latency_us",
     *LATENCY_COLUMNS,
+    "negative_margin",
 )
+_ADDED_LATER: Final = ("margin_nano", "negative_margin")
 
 rollup_traffic = Table(
     "rollup_traffic",
@@ -339,7 +364,7 @@ rollup_traffic = Table(
         _count(name, primary_key=True, autoincrement=False) if name == "bucket_us" else _text(name, primary_key=True)
         for name in TRAFFIC_KEY
     ),
-    *(_count(name) for name in TRAFFIC_SUMS),
+    *(_count(name, server_default=text("0") if name in _ADDED_LATER else None) for name in TRAFFIC_SUMS),
     Index("ix_rollup_traffic_team", "team_id", "bucket_us"),
     Index("ix_rollup_traffic_key", "key_id", "bucket_us"),
     **_BY_ID,

@@ -19,6 +19,7 @@ from gateway.admin.texts import Currency, Decimal, Text, moment
 Billing = Literal["postpaid", "prepaid"]
 LostCharge = Literal["none", "input", "reservation"]
 """What a team pays for a request whose outcome was lost."""
+Zone = Annotated[str, Meta(min_length=1, max_length=64, description="IANA name: where the months of statements begin.")]
 
 
 class CreateTeam(Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,6 +28,7 @@ class CreateTeam(Struct, frozen=True, forbid_unknown_fields=True):
     billing: Billing = "postpaid"
     credit_limit: Annotated[Decimal, Meta(description="How far below zero a prepaid balance may go.")] | None = None
     lost_charge: LostCharge = "input"
+    timezone: Zone = "UTC"
 
 
 class ChangeTeam(Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,6 +38,7 @@ class ChangeTeam(Struct, frozen=True, forbid_unknown_fields=True):
     billing: Billing | UnsetType = UNSET
     credit_limit: Decimal | UnsetType | None = UNSET
     lost_charge: LostCharge | UnsetType = UNSET
+    timezone: Zone | UnsetType = UNSET
 
 
 class TeamView(Struct, frozen=True):
@@ -45,6 +48,7 @@ class TeamView(Struct, frozen=True):
     billing: str
     credit_limit: str | None
     lost_charge: str
+    timezone: str
     created_at: str | None
 
 
@@ -68,6 +72,7 @@ class TeamsController(Controller):
                 billing=data.billing,
                 credit_limit_nano=credit_limit_nano,
                 lost_charge=data.lost_charge,
+                timezone=data.timezone,
             )
         return _view(row)
 
@@ -89,7 +94,7 @@ class TeamsController(Controller):
     @patch("/{team_id:str}", summary="Change a team")
     async def change(self, team_id: FromPath[str], data: JSONBody[ChangeTeam], rooms: Injected) -> TeamView:
         changes: dict[str, Any] = {}
-        for name in ("name", "billing", "lost_charge"):
+        for name in ("name", "billing", "lost_charge", "timezone"):
             if getattr(data, name) is not UNSET:
                 changes[name] = getattr(data, name)
         if data.credit_limit is not UNSET:
@@ -107,5 +112,13 @@ def _nano(amount: str | None) -> int | None:
 
 def _view(row: TeamRow) -> TeamView:
     limit = None if row.credit_limit_nano is None else format_scaled(row.credit_limit_nano, NANO)
-    created_at = moment(row.created_at_us)
-    return TeamView(row.id, row.name, row.settlement_currency, row.billing, limit, row.lost_charge, created_at)
+    return TeamView(
+        row.id,
+        row.name,
+        row.settlement_currency,
+        row.billing,
+        limit,
+        row.lost_charge,
+        row.timezone,
+        moment(row.created_at_us),
+    )

@@ -8,7 +8,7 @@ from gateway.cli.admin_client import AdminClient
 from gateway.cli.output import admin_options, print_object, print_rows
 from gateway.cli.parse import given, tags
 
-TEAM_COLUMNS = ("id", "name", "settlement_currency", "billing", "credit_limit", "lost_charge", "created_at")
+TEAM_COLUMNS = ("id", "name", "settlement_currency", "billing", "credit_limit", "lost_charge", "timezone", "created_at")
 KEY_COLUMNS = ("id", "name", "team_id", "public_id", "models", "limits", "expires_at", "revoked_at", "created_at")
 BUDGET_COLUMNS = ("id", "scope", "scope_id", "amount", "currency", "period", "timezone", "hard")
 
@@ -28,6 +28,7 @@ def team() -> None:
     type=click.Choice(["none", "input", "reservation"]),
     help="What is paid for a request whose outcome was lost.",
 )
+@click.option("--timezone", help="IANA name: where the months of its statements begin (default: UTC).")
 @admin_options
 def team_create(
     name: str,
@@ -35,12 +36,18 @@ def team_create(
     billing: str | None,
     credit_limit: str | None,
     lost_charge: str | None,
+    timezone: str | None,
     url: str,
     as_json: bool,
 ) -> None:
     """Make a team that settles in one currency."""
     body = given(
-        name=name, settlement_currency=currency, billing=billing, credit_limit=credit_limit, lost_charge=lost_charge
+        name=name,
+        settlement_currency=currency,
+        billing=billing,
+        credit_limit=credit_limit,
+        lost_charge=lost_charge,
+        timezone=timezone,
     )
     with AdminClient(url) as client:
         print_object(client.post("/teams", body), as_json)

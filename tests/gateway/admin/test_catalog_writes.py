@@ -35,6 +35,7 @@ async def test_a_team_is_created_listed_and_changed(gateway: Gateway, operator: 
         "billing": "postpaid",
         "credit_limit": None,
         "lost_charge": "input",
+        "timezone": "UTC",
         "created_at": created["created_at"],
     }
     changed = await operator.patch(
