@@ -30,7 +30,7 @@ format: dev  ## put the code into its one format
 	$(BIN)/ruff format
 
 bench: dev  ## the side-by-side benchmarks; results land in bench/results/
-	@$(BIN)/python -m bench $(ARGS)
+	@$(BIN)/python -m bench.gateway $(ARGS)
 
 venv:
 	@PYTHON="$(PYTHON)" sh .ci/venv.sh run
