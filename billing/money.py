@@ -71,7 +71,7 @@ def format_scaled(count: int, scale: int) -> str:
     return f"{sign}{whole}.{fraction:0{digits}d}".rstrip("0")
 
 
-class Money(msgspec.Struct, frozen=True):
+class Money(msgspec.Struct, frozen=True, gc=False):
     """`nano` billionths of one unit of `currency` (ISO 4217). Compares and adds within one currency only."""
 
     currency: str

@@ -44,7 +44,7 @@ _CLASSES = tuple(TokenClass)
 _counts_of = attrgetter(*_CLASSES)
 
 
-class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Counts per class, all zero or more; `reasoning` (inside `output`) is a memo and never priced.
 
     `flaw` names an impossible count that an adapter met and clamped (for example more cached than prompt tokens): the row is

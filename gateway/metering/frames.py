@@ -9,9 +9,8 @@ length of zero is never a frame: zeros after the last frame mean "nothing writte
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from gateway.metering.errors import SegmentError
@@ -25,6 +24,7 @@ _CHECK: Final = Struct("<I")
 _FRAME: Final = Struct("<II")
 HEADER_BYTES: Final = _HEADER.size + _CHECK.size
 FRAME_BYTES: Final = _FRAME.size
+_unpack_frame: Final = _FRAME.unpack_from
 
 
 def pack_header(number: int) -> bytes:
@@ -55,8 +55,7 @@ def pack_frame(payload: bytes) -> bytes:
     return _FRAME.pack(length, crc32(payload, length)) + payload
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One whole frame: its payload, and the offset in the scanned bytes right behind it."""
 
     payload: bytes
@@ -66,17 +65,17 @@ class Frame:
 def scan(data: bytes, start: int, limit: int) -> list[Frame]:
     """At most `limit` whole frames of `data` from `start` on, up to the first that is missing, torn or damaged."""
     frames: list[Frame] = []
-    size, at = len(data), start
-    while at + FRAME_BYTES <= size and len(frames) < limit:
-        length, check = _FRAME.unpack_from(data, at)
-        end = at + FRAME_BYTES + length
+    size, body = len(data), start + FRAME_BYTES
+    while body <= size and len(frames) < limit:
+        length, check = _unpack_frame(data, body - FRAME_BYTES)
+        end = body + length
         if not 0 < length <= MAX_PAYLOAD or end > size:
             break
-        payload = data[at + FRAME_BYTES : end]
+        payload = data[body:end]
         if crc32(payload, length) != check:
             break
         frames.append(Frame(payload, end))
-        at = end
+        body = end + FRAME_BYTES
     return frames
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from uuid import UUID
+
+from gateway.ids import time_us_of
 from gateway.metering.position import Position
 from gateway.metering.reader import Located, Place
 from gateway.metering.records import AttemptOpened, RequestClosed
 
 
-@dataclass(frozen=True, slots=True)
-class Paired:
+class Paired(NamedTuple):
     """A request to be written: its attempts in order, and its outcome (None: the process died before there was one)."""
 
     opened: tuple[AttemptOpened, ...]
@@ -45,15 +48,17 @@ class Pairing:
         """What `located` completes, if it completes something."""
         record = located.record
         if isinstance(record, AttemptOpened):
-            attempts = self._pending.setdefault(record.request_id, [])
-            if all(record.sequence != known.sequence for known, _ in attempts):
+            attempts = self._pending.get(record.request_id)
+            if attempts is None:
+                self._pending[record.request_id] = [(record, located.start)]
+            elif all(record.sequence != known.sequence for known, _ in attempts):
                 attempts.append((record, located.start))
             return None
         if isinstance(record, RequestClosed):
             found = self._pending.pop(record.request_id, None)
             if found is None:
                 return Stray(located.payload, record.request_id, "an outcome without an opened attempt")
-            return Paired(tuple(opened for opened, _ in found), record)
+            return Paired(tuple([opened for opened, _ in found]), record)
         if record is None:
             return Stray(located.payload, None, "not a record of this release")
         return None
@@ -74,6 +79,10 @@ class Pairing:
                 else:
                     start = min(start, where)
         return Position(place.segment, start.offset, place.offset, tuple(carried))
+
+    def oldest_id_us(self) -> int | None:
+        """The time inside the oldest id that waits for its outcome."""
+        return min((time_us_of(UUID(bytes=request_id)) for request_id in self._pending), default=None)
 
     def oldest_us(self) -> int | None:
         """When the oldest attempt without an outcome was opened."""

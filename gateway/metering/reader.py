@@ -35,8 +35,7 @@ class Place(NamedTuple):
 START: Final = Place(0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
+class Located(NamedTuple):
     """One whole frame. `record` is None when the payload checks but is no record of this release (`payload` keeps it)."""
 
     record: Record | None
@@ -122,9 +121,13 @@ class JournalReader:
         if not frames and len(data) == _CHUNK and not is_blank(data, 0):
             frames = scan(os.pread(self._descriptor, _WHOLE, offset), 0, 1)
         start = self.place
-        for frame in frames:
-            found.append(Located(_decoded(frame.payload), frame.payload, start))
-            start = Place(segment, offset + frame.end)
+        for payload, end in frames:
+            try:
+                record = decode(payload)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                record = None
+            found.append(Located(record, payload, start))
+            start = Place(segment, offset + end)
         self.place = start
         return bool(frames)
 
@@ -144,10 +147,3 @@ class JournalReader:
         self.gaps.append(gap)
         self.place = Place(segment, offset + length)
         return True
-
-
-def _decoded(payload: bytes) -> Record | None:
-    try:
-        return decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None

@@ -25,6 +25,7 @@ from gateway.metering.segments import process_folders, try_lock
 from gateway.metering.shipper import Outage, Shipped, Shipper
 from gateway.metering.source import HOUR_US, Source, drop_dead_folder, drop_shipped_segments, unshipped_bytes
 from gateway.metering.verdict import Verdict
+from gateway.metering.watermarks import Watermarks
 from gateway.metrics import Metrics
 from gateway.settings import JournalSettings
 
@@ -73,6 +74,7 @@ class Recorder:
         self._own: Source | None = None
         self._adopted: dict[str, Source] = {}
         self._refused: set[str] = set()
+        self._watermarks = Watermarks(folder)
         self._stopping = False
         self._drain_until_s = 0.0
         self._current_at_s = time.monotonic()
@@ -146,16 +148,29 @@ class Recorder:
                     if time.monotonic() >= housekeeping_at_s:
                         housekeeping_at_s = time.monotonic() + self._housekeeping_s
                         self._housekeep()
+                        if self._watermarks.due:
+                            await self._tell(shipper)
                     if not await self._round(shipper):
                         await self._pause(self._poll_s)
                 except Exception:
                     # A fault of our own: what is read and not shipped is still held, so the next round begins with it.
                     log.exception("the recorder failed and goes on")
                     await self._pause(BACKOFF_LAST_S)
+            await self._tell(shipper)
         finally:
             await shipper.close()
             for source in [*self._adopted.values(), *([self._own] if self._own else [])]:
                 self._leave(source)
+
+    async def _tell(self, shipper: Shipper) -> None:
+        """How far the journals are, for whoever closes a month. Not told now is told later, or by whoever comes next."""
+        try:
+            marks = self._watermarks.collect(self._own, self._caught_up, list(self._adopted.values()))
+            if marks:
+                await shipper.tell(marks)
+            self._watermarks.tell(marks)
+        except (Outage, OSError) as error:
+            log.info("watermarks are not told: %s", error)
 
     async def _pause(self, seconds: float) -> None:
         assert self._wake is not None
@@ -265,7 +280,7 @@ class Recorder:
         """Deletes what has been shipped for longer than `retain_hours`; earlier where `max_bytes` is near."""
         retain_us = self._settings.retain_hours * HOUR_US
         for folder in process_folders(self._folder):
-            if folder.name not in self._adopted and (self._own is None or folder != self._own.folder):
+            if self._watermarks.told_complete(folder.name) and folder.name not in self._adopted:
                 drop_dead_folder(folder, retain_us=retain_us)
         if self._own is not None:
             room = self._settings.max_bytes * 3 // 4

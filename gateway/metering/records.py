@@ -1,6 +1,7 @@
 """What the journal holds: an attempt opened, a request closed, a request settled with the limit store.
 
 Records are msgpack arrays with a tag, so that a field may be appended (with a default) and old segments stay readable.
+They hold no cycles, so the collector is spared them.
 Times are microseconds since the epoch, UTC. `request_id` is the 16 bytes of the request's UUIDv7.
 """
 
@@ -12,7 +13,7 @@ from billing.books import Pins
 from billing.usage import Usage
 
 
-class AttemptOpened(msgspec.Struct, frozen=True, array_like=True, tag="o"):
+class AttemptOpened(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="o"):
     """Written before an upstream is called. `reserved` is what admission set aside for the attempt (its worst case)."""
 
     request_id: bytes
@@ -35,7 +36,7 @@ class AttemptOpened(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     processing: str = "standard"
 
 
-class AttemptOutcome(msgspec.Struct, frozen=True, array_like=True):
+class AttemptOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How one attempt ended. `service_tier` and `processing` are what the provider says it served, not what was asked."""
 
     sequence: int
@@ -49,7 +50,7 @@ class AttemptOutcome(msgspec.Struct, frozen=True, array_like=True):
     estimated: bool = False
 
 
-class RequestClosed(msgspec.Struct, frozen=True, array_like=True, tag="c"):
+class RequestClosed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="c"):
     """Written before the last byte goes out. `answered` is the sequence of the attempt that the caller is charged for."""
 
     request_id: bytes
@@ -63,7 +64,7 @@ class RequestClosed(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     error: str | None = None
 
 
-class RequestSettled(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+class RequestSettled(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="s"):
     """Written once the limit store has taken the actual figures; a closed request without it is posted again on recovery."""
 
     request_id: bytes

@@ -75,6 +75,11 @@ def process_folders(journal: Path) -> list[Path]:
     return sorted(entry for entry in journal.iterdir() if _PROCESS.match(entry.name) and entry.is_dir())
 
 
+def birth_us(folder: Path) -> int:
+    """When the process of this folder took its journal, microseconds since the epoch: no request of it is older."""
+    return int(folder.name.partition("-")[0])
+
+
 def segment_path(folder: Path, number: int) -> Path:
     return folder / f"{number:08d}.mgj"
 

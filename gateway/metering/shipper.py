@@ -19,12 +19,14 @@ from billing.books import Books, Pins, load_books
 from billing.corrections import correct, lost_among
 from billing.database import open_database, reading
 from billing.ledger import UsageRecord, record
+from billing.watermarks import raise_watermark
 from gateway.ids import new_request_id
 from gateway.metering.bill import LOST, usage_record
 from gateway.metering.dead_letters import DeadLetter, letter, resolve, set_aside, unresolved
 from gateway.metering.errors import MeteringError
 from gateway.metering.pairing import Paired, Stray
 from gateway.metering.verdict import Verdict, judge
+from gateway.metering.watermarks import Mark
 from gateway.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -113,6 +115,15 @@ class Shipper:
                     "journal %s: request %s is set aside as %s: %s", journal, one.request_id, one.digest, one.reason
                 )
         return shipped
+
+    async def tell(self, marks: Sequence[Mark]) -> None:
+        """Raises the journals' watermarks. Raises `Outage`."""
+
+        async def work(connection: AsyncConnection) -> None:
+            for mark in sorted(marks):
+                await raise_watermark(connection, mark.journal, mark.watermark_us, complete=mark.complete)
+
+        await self._transact(work)
 
     async def retry_dead_letters(self) -> Shipped:
         """Tries every unresolved letter again; those that become rows (or are rows already) are marked resolved."""

@@ -6,12 +6,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+from uuid import UUID
 
+from gateway.ids import time_us_of
 from gateway.metering.pairing import Paired, Pairing, Stray
 from gateway.metering.position import Position, read_position, write_position
 from gateway.metering.reader import Gap, JournalReader, Place
 from gateway.metering.segments import (
     FolderLock,
+    birth_us,
     folder_bytes,
     remove_folder,
     segment_numbers,
@@ -26,7 +29,8 @@ HOUR_US: Final = 3_600_000_000
 class Source:
     """The reading state of one process folder. `dead` says that nobody writes there any more.
 
-    `items` are read and not yet committed; everything before `committed` is in the database.
+    `items` are read and not yet committed; everything before `committed` is in the database, and so is what was appended
+    before `shipped_us` and has its outcome.
     """
 
     def __init__(self, folder: Path, *, lock: FolderLock | None) -> None:
@@ -41,6 +45,8 @@ class Source:
         self.stored = read_position(folder)
         self.reader = JournalReader(folder, Place(self.stored.segment, self.stored.offset))
         self.committed = self.reader.place
+        self.shipped_us = birth_us(folder)
+        self._read_us = self.shipped_us
         self._through = Place(self.stored.segment, self.stored.through_offset)
         self._pairing = Pairing(self.stored.carried)
         self._stored_at_s = time.monotonic()
@@ -56,6 +62,13 @@ class Source:
         """Requests read as opened and not yet closed."""
         return len(self._pairing)
 
+    @property
+    def oldest_pending_us(self) -> int | None:
+        """The time inside the oldest id that was read as opened and not yet closed, or is being shipped."""
+        waiting = [time_us_of(UUID(bytes=item.request_id)) for item in self.items if item.request_id is not None]
+        pending = self._pairing.oldest_id_us()
+        return min([*waiting, *([] if pending is None else [pending])], default=None)
+
     def fill(self, limit: int) -> bool:
         """Reads the next items, unless some are still waiting to be shipped; whether there are any."""
         if self.items or self._ended:
@@ -63,6 +76,8 @@ class Source:
         located = self.reader.read(limit, dead=self.dead)
         completed: list[Paired | Stray] = []
         for one in located:
+            if one.record is not None:
+                self._read_us = max(self._read_us, one.record.at_us)
             done = self._pairing.feed(one)
             if done is not None and not (isinstance(done, Stray) and one.start < self._through):
                 completed.append(done)
@@ -76,6 +91,7 @@ class Source:
         """The items are committed. Stores the position when the segment changed, or every `STORE_EVERY_S`."""
         self.items = ()
         self.committed = self.reader.place
+        self.shipped_us = self._read_us
         self.failures = 0
         if not self._ended:
             self.store_if_due()
