@@ -26,13 +26,18 @@ def choose_operations(
     capacity: int,
     max_context: int,
     sizes: tuple[int, int, int],
+    bfloat16: bool = False,
     plain: bool = False,
 ) -> Operations:
-    """`sizes` are hidden, intermediate and head_dim; `plain` asks for torch whatever the machine can do."""
+    """`sizes` are hidden, intermediate and head_dim; `plain` asks for torch whatever the machine can do.
+
+    `bfloat16`: weights are stored in it, and activations may be rounded to it where the processor gains by that.
+    """
     fallback = TorchOperations(device, dtype, capacity)
     if device.type != "cpu" or plain:
         return fallback
     try:
+        from .cpu.onednn import bfloat16_works
         from .cpu.operations import CpuOperations, fits
         from .cpu.tape import one_pool
     except ImportError as error:
@@ -51,7 +56,14 @@ def choose_operations(
         logger.warning("CPU kernels differ from plain torch by %.1e here: plain torch runs instead", difference)
         return fallback
     logger.info("CPU kernels agree with plain torch (%.0e) after %.1f s", difference, time.monotonic() - started)
-    return CpuOperations(threads, capacity, max_context)
+    if not bfloat16:
+        return CpuOperations(threads, capacity, max_context)
+    if reason := bfloat16_works():
+        logger.info("packed bfloat16 linears are off (%s): weights are widened to float32 as they are read", reason)
+        return CpuOperations(threads, capacity, max_context)
+    operations = CpuOperations(threads, capacity, max_context, packed_float=torch.bfloat16)
+    operations.name = f"oneDNN bfloat16 linears and numba kernels on {threads} CPU threads"
+    return operations
 
 
 def self_test(operations: Operations) -> float:

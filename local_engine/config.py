@@ -29,7 +29,8 @@ class EngineConfig:
     """Type of activations and of unquantised weights. `auto`: bfloat16 where the device has it, else float32."""
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
-    """`auto`: the activations' type."""
+    """`auto`: the type that --dtype names; with `auto` there too, bfloat16 on the CPU (but
+    float32 for weights in float32) and the activations' type on a GPU."""
     max_model_len: int | None = None
     """Tokens of prompt plus output. None: what the model declares, or what the pool holds if that is less."""
     max_num_seqs: int = 256

@@ -62,8 +62,9 @@ class ModelRunner:
             capacity=config.max_num_batched_tokens,
             max_context=self.max_model_len,
             sizes=(model.hidden_size, model.intermediate_size, model.head_dim),
+            bfloat16=model.dtype == "bfloat16" and config.dtype in ("auto", "bfloat16"),
         )
-        kv_dtype = _kv_dtype(config, operations.dtype, self.device)
+        kv_dtype = _kv_dtype(config, model, operations.dtype, self.device)
         try:
             self._model = model_class(model.architecture)(
                 source,
@@ -175,13 +176,17 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
         return torch.float32
     if config.dtype != "auto":
         return DTYPES[config.dtype]
-    return torch.bfloat16 if model.dtype == "float32" else DTYPES[model.dtype]
+    return torch.bfloat16 if model.dtype == "float32" else DTYPES.get(model.dtype, torch.bfloat16)
 
 
-def _kv_dtype(config: EngineConfig, activations: torch.dtype, device: torch.device) -> torch.dtype:
+def _kv_dtype(config: EngineConfig, model: ModelConfig, activations: torch.dtype, device: torch.device) -> torch.dtype:
+    """As asked for; else as --dtype says; else, on the CPU, bfloat16 (half the memory to read at every step), unless the
+    weights are float32 themselves.
+    """
     asked = config.kv_cache_dtype if config.kv_cache_dtype != "auto" else config.dtype
     if asked == "auto":
-        return activations
+        narrow = device.type == "cpu" and model.dtype != "float32"
+        return torch.bfloat16 if narrow else activations
     if asked not in DTYPES or (device.type == "cpu" and asked == "float16"):
         raise ConfigError(f"a KV cache of {asked} is not supported on {device.type}: use float32 or bfloat16")
     return DTYPES[asked]

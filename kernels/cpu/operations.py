@@ -9,9 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from ..batch import BLOCK, StepLayout
-from ..linear import GROUP, PANEL, Panels, StoredWeight, pack
+from ..linear import FLOATS, GROUP, PANEL, Panels, StoredWeight, pack
 from ..operations import Matrix
 from . import attention, elementwise, linear
+from .onednn import OneDnnMatrix
 from .tape import Tape, float_bits
 
 _LINEAR = {
@@ -44,9 +45,13 @@ class CpuOperations:
 
     dtype = torch.float32
 
-    def __init__(self, threads: int, capacity: int, max_context: int) -> None:
-        """`capacity`: tokens per step; `max_context`: longest context of a sequence."""
+    def __init__(self, threads: int, capacity: int, max_context: int, packed_float: torch.dtype | None = None) -> None:
+        """`capacity`: tokens per step; `max_context`: longest context of a sequence.
+
+        `packed_float`: matrices stored in this type go to oneDNN (onednn.py) instead of the panels.
+        """
         self.name = f"numba kernels on {threads} CPU threads, float32 activations"
+        self._packed_float = packed_float
         self.threads, self.capacity = threads, capacity
         self._columns = -(-max_context // PANEL) * PANEL
         self._header: NDArray[np.int64] = np.zeros(2, dtype=np.int64)
@@ -56,14 +61,17 @@ class CpuOperations:
         self._tables: NDArray[np.int64] = np.zeros((capacity, -(-max_context // BLOCK)), dtype=np.int64)
         self._scratch: NDArray[np.uint8] = np.zeros(threads * linear.SCRATCH_BYTES, dtype=np.uint8)
         self._attention_scratch: NDArray[np.uint8] | None = None
-        self._recorded: dict[Callable[[], None], Tape] = {}
-        self._tape: Tape | None = None
+        self._recorded: dict[Callable[[], None], list[Tape | Callable[[], None]]] = {}
+        self._recording: list[Tape | Callable[[], None]] | None = None
 
     def buffer(self, width: int) -> torch.Tensor:
         return torch.empty(self.capacity, -(-width // PANEL) * PANEL, dtype=torch.float32)[:, :width]
 
     def pack(self, parts: Sequence[StoredWeight]) -> Matrix:
-        if len({part.storage for part in parts}) == 1:
+        storages = {part.storage for part in parts}
+        if self._packed_float is not None and storages == {FLOATS[self._packed_float]}:
+            return OneDnnMatrix(parts, self._packed_float)
+        if len(storages) == 1:
             return PanelMatrix([pack(parts)])
         return PanelMatrix([pack([part]) for part in parts])
 
@@ -71,14 +79,18 @@ class CpuOperations:
         return values.float().contiguous()
 
     def run(self, forward: Callable[[], None], layout: StepLayout) -> None:
-        tape = self._recorded.get(forward)
-        if tape is None:
-            self._tape = tape = Tape()
+        program = self._recorded.get(forward)
+        if program is None:
+            self._recording = program = []
             forward()
-            self._tape = None
-            self._recorded[forward] = tape
+            self._recording = None
+            self._recorded[forward] = program
         self._place(layout)
-        tape.run(self.threads)
+        for piece in program:
+            if isinstance(piece, Tape):
+                piece.run(self.threads)
+            else:
+                piece()
 
     def _place(self, layout: StepLayout) -> None:
         """Copies what changes from step to step to where the tape reads it."""
@@ -91,8 +103,13 @@ class CpuOperations:
         self._header[:] = tokens, len(items)
 
     def _record(self) -> Tape:
-        assert self._tape is not None, "outside run()"
-        return self._tape
+        """The tape to add to: the last piece of the program, or a new one after a call to oneDNN."""
+        assert self._recording is not None, "outside run()"
+        if self._recording and isinstance(self._recording[-1], Tape):
+            return self._recording[-1]
+        tape = Tape()
+        self._recording.append(tape)
+        return tape
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
         self._add_norm(self._record(), self._header, x, weight, eps, out)
@@ -112,7 +129,11 @@ class CpuOperations:
         tape.add(elementwise.rms_norm, header, arguments, (x, weight, out))
 
     def linear(self, x: torch.Tensor, weight: Matrix, out: torch.Tensor, add: bool = False) -> None:
-        self._add_linear(self._record(), self._header, x, weight, out, add)
+        if isinstance(weight, OneDnnMatrix):
+            assert self._recording is not None, "outside run()"
+            self._recording.append(lambda: weight.apply(x[: self._header[0]], out[: self._header[0]], add))
+        else:
+            self._add_linear(self._record(), self._header, x, weight, out, add)
 
     def _add_linear(
         self, tape: Tape, header: NDArray[np.int64], x: torch.Tensor, weight: Matrix, out: torch.Tensor, add: bool
@@ -170,8 +191,11 @@ class CpuOperations:
         normed, out = torch.empty(rows, x.shape[1]), torch.empty(rows, width)
         tape = Tape()
         self._add_norm(tape, header, x, norm, eps, normed)
-        self._add_linear(tape, header, normed, head, out, add=False)
+        if not isinstance(head, OneDnnMatrix):
+            self._add_linear(tape, header, normed, head, out, add=False)
         tape.run(self.threads)
+        if isinstance(head, OneDnnMatrix):
+            head.apply(normed, out[:, : head.outputs], add=False)
         return out[:, : head.outputs]
 
 

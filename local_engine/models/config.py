@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
+from ..weights.gguf import GGUFTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class ModelConfig:
     """Longest context, tokens. A sliding window, if there is one, bounds it: within the window attention is full."""
     tie_word_embeddings: bool
     dtype: str
-    """float32, float16 or bfloat16: the type that the weights were saved in."""
+    """float32, float16 or bfloat16: the type that the weights were saved in; bfloat16 for quantised ones."""
 
 
 def read_folder_config(folder: Path) -> ModelConfig:
@@ -76,7 +77,7 @@ def _from_huggingface(values: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def read_gguf_config(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> ModelConfig:
+def read_gguf_config(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, GGUFTensor]) -> ModelConfig:
     """From a GGUF header. Raises `ModelError` when it lacks a size."""
     architecture = str(metadata.get("general.architecture", ""))
 
@@ -109,5 +110,5 @@ def read_gguf_config(path: Path, metadata: Mapping[str, Any], tensors: Mapping[s
         rope_scaling=scaling,
         max_position_embeddings=min(context, window) if window else context,
         tie_word_embeddings="output.weight" not in tensors,
-        dtype="float32",
+        dtype="float32" if all(tensor.kind == "F32" for tensor in tensors.values()) else "bfloat16",
     )

@@ -160,3 +160,12 @@ def test_more_context_than_the_model_has_is_refused_with_both_numbers(tmp_path: 
     save_tiny_llama(tmp_path)
     with pytest.raises(ConfigError, match=r"512 is more than the model's 256"):
         runner_of(tmp_path, max_model_len=512)
+
+
+def test_the_cache_follows_the_weights_unless_it_is_told_otherwise(tmp_path: Path) -> None:
+    save_tiny_llama(tmp_path)
+    assert "KV cache float32" in runner_of(tmp_path).precision
+    assert "KV cache bfloat16" in runner_of(tmp_path, dtype="bfloat16").precision
+    assert "KV cache bfloat16" in runner_of(tmp_path, kv_cache_dtype="bfloat16").precision
+    with pytest.raises(ConfigError, match="use float32 or bfloat16"):
+        runner_of(tmp_path, kv_cache_dtype="fp8")
