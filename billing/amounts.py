@@ -9,7 +9,7 @@ import msgspec
 
 from billing.books import Books, Pins
 from billing.exchange import IDENTITY, Quote, RateKind
-from billing.money import INT64_MAX, divide_half_even
+from billing.money import INT64_MAX, MICRO, Money, divide_half_even
 from billing.prices import UNIT_SIZE, PriceRow
 from billing.rated import AttemptUsage, Payer, RatedLine
 from billing.terms import settlement_quote
@@ -18,7 +18,7 @@ from billing.usage import TokenClass
 NANO_PER_MICRO: Final = 1000
 
 
-class RatesUsed(msgspec.Struct, frozen=True):
+class RatesUsed(msgspec.Struct, frozen=True, gc=False):
     """The three rates from one list currency to the payer's."""
 
     settled: Quote | None
@@ -66,8 +66,15 @@ def by_the_hour(found: Priced) -> bool:
 
 
 def rate_lines(
-    books: Books, pins: Pins, at_us: int, payer: Payer, charged: AttemptUsage, found: Priced
+    books: Books,
+    pins: Pins,
+    at_us: int,
+    payer: Payer,
+    charged: AttemptUsage,
+    found: Priced,
+    multiplier_micro: int = MICRO,
 ) -> tuple[tuple[RatedLine, ...], list[RatesUsed], str | None]:
+    """The lines of a request at `multiplier_micro` millionths of the prices found, the rates used, and what is missing."""
     lines: list[RatedLine] = []
     by_currency: dict[str, RatesUsed] = {}
     unpriced: str | None = None
@@ -83,16 +90,18 @@ def rate_lines(
         if rates is None:
             rates = by_currency[row.currency] = rates_to(books, pins, at_us, payer, row.currency)
             unpriced = unpriced or rates.why_not
-        line = _line(token_class, quantity, row, rates)
+        line = _line(token_class, quantity, row, rates, multiplier_micro)
         if line.price_row_id is None:
             unpriced = unpriced or f"the amount of {quantity} {token_class} is beyond 64 bits"
         lines.append(line)
     return tuple(lines), list(by_currency.values()), unpriced
 
 
-def _line(token_class: TokenClass, quantity: int, row: PriceRow, rates: RatesUsed) -> RatedLine:
+def _line(token_class: TokenClass, quantity: int, row: PriceRow, rates: RatesUsed, multiplier_micro: int) -> RatedLine:
     scaled = quantity * row.amount_micro * NANO_PER_MICRO
     unit = UNIT_SIZE[row.unit]
+    if multiplier_micro != MICRO:
+        scaled, unit = scaled * multiplier_micro, unit * MICRO
     listed = divide_half_even(scaled, unit)
     if rates is SAME_CURRENCY:
         settled: int | None = listed
@@ -138,13 +147,33 @@ def rates_to(books: Books, pins: Pins, at_us: int, payer: Payer, currency: str) 
     )
 
 
-def rate_ids_of(used: Sequence[RatesUsed]) -> tuple[int, ...]:
+def margin_of(
+    books: Books, pins: Pins, at_us: int, settled: Money | None, cost: Money | None
+) -> tuple[Money | None, tuple[int, ...]]:
+    """Settled less cost, in the currency of `settled`, and the reference rates that led there."""
+    if settled is None or cost is None:
+        return None, ()
+    if cost.currency == settled.currency or cost.nano == 0:
+        return Money(settled.currency, settled.nano - cost.nano), ()
+    quote = books.rates.find(RateKind.REFERENCE, cost.currency, settled.currency, at_us, pins.rates)
+    if quote is None:
+        return None, ()
+    cost_nano = divide_half_even(cost.nano * quote.numerator, quote.denominator)
+    if cost_nano > INT64_MAX:
+        return None, ()
+    return Money(settled.currency, settled.nano - cost_nano), quote.rate_ids
+
+
+def rate_ids_of(used: Sequence[RatesUsed], also: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Every rate row behind the amounts, each once, in the order of their use."""
     ids: dict[int, None] = {}
     for rates in used:
         for quote in (rates.settled, rates.policy, rates.reference):
             if quote is not None:
                 for rate_id in quote.rate_ids:
                     ids[rate_id] = None
+    for rate_id in also:
+        ids[rate_id] = None
     return tuple(ids)
 
 

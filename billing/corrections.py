@@ -141,6 +141,8 @@ async def _reversal(connection: AsyncConnection, row: Row[Any], reversal_id: UUI
         terms_id=row.terms_id,
         attempts=(),
         unpriced=row.unpriced,
+        sell_id=row.sell_id,
+        margin=_negated(row.settlement_currency, row.margin_nano),
     )
     return UsageRecord(
         id=reversal_id,
@@ -160,7 +162,7 @@ async def _reversal(connection: AsyncConnection, row: Row[Any], reversal_id: UUI
         latency_us=row.latency_us,
         ttft_us=row.ttft_us,
         error=row.error,
-        pins=Pins(row.pin_book, row.pin_rates, row.pin_terms),
+        pins=Pins(row.pin_book, row.pin_rates, row.pin_terms, row.pin_sell),
         settlement_currency=row.settlement_currency,
         kind="reversal",
         corrects_id=row.id,

@@ -8,14 +8,14 @@ from billing.money import Money
 from billing.usage import TokenClass, Usage
 
 
-class Payer(msgspec.Struct, frozen=True):
+class Payer(msgspec.Struct, frozen=True, gc=False):
     """Who is charged, and in which currency."""
 
     team_id: str
     currency: str
 
 
-class AttemptUsage(msgspec.Struct, frozen=True):
+class AttemptUsage(msgspec.Struct, frozen=True, gc=False):
     """What one attempt used, and on which price list and model it is priced."""
 
     sequence: int
@@ -27,7 +27,7 @@ class AttemptUsage(msgspec.Struct, frozen=True):
     processing: str = "standard"
 
 
-class RatedLine(msgspec.Struct, frozen=True):
+class RatedLine(msgspec.Struct, frozen=True, gc=False):
     """One class of one request. The list amount is in `currency`, the other three in the payer's."""
 
     token_class: TokenClass
@@ -40,7 +40,7 @@ class RatedLine(msgspec.Struct, frozen=True):
     reference_nano: int | None
 
 
-class RatedAttempt(msgspec.Struct, frozen=True):
+class RatedAttempt(msgspec.Struct, frozen=True, gc=False):
     """What one attempt costs us at the provider, under the provider's terms where there are any."""
 
     sequence: int
@@ -49,11 +49,14 @@ class RatedAttempt(msgspec.Struct, frozen=True):
     unpriced: str | None
 
 
-class Rated(msgspec.Struct, frozen=True):
+class Rated(msgspec.Struct, frozen=True, gc=False):
     """What the team is charged (`list`, then `settled`; `policy` and `reference` to compare with) and what it costs us.
 
     `unpriced` says why an amount that ought to be there is None. `policy` and `reference` are also None, without a reason,
     where no such rate is in force. Settled, policy and reference are in the payer's currency.
+
+    `sell_id` names the row that says what the team is sold at (None: the price of the route that served). `margin` is settled
+    less cost in the payer's currency, at the reference rate; None where one of them or the rate is missing.
     """
 
     lines: tuple[RatedLine, ...]
@@ -67,3 +70,5 @@ class Rated(msgspec.Struct, frozen=True):
     terms_id: int | None
     attempts: tuple[RatedAttempt, ...]
     unpriced: str | None
+    sell_id: int | None = None
+    margin: Money | None = None

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from billing.amounts import (
     NANO_PER_MICRO,
     Priced,
     amount_nano,
     by_the_hour,
+    margin_of,
     no_price,
     quantities,
     rate_ids_of,
@@ -24,9 +27,10 @@ from billing.amounts import (
 from billing.books import Books, Pins
 from billing.errors import NoPrice, NoRate, NoTerms
 from billing.exchange import IDENTITY, Quote, RateKind
-from billing.money import INT64_MAX, Money, divide_half_even
+from billing.money import INT64_MAX, MICRO, Money, divide_half_even
 from billing.prices import UNIT_SIZE
 from billing.rated import AttemptUsage, Payer, Rated, RatedAttempt, RatedLine
+from billing.selling import Sold
 from billing.usage import INPUT_CLASSES, OUTPUT_CLASSES, TokenClass
 
 __all__ = [
@@ -39,6 +43,7 @@ __all__ = [
     "RatedLine",
     "check_settleable",
     "rate",
+    "sold_to",
     "worst_case",
 ]
 
@@ -55,8 +60,9 @@ def rate(
     charged: AttemptUsage | None,
     attempts: Sequence[AttemptUsage],
 ) -> Rated:
-    """The request's amounts: charged is what the answering attempt used (None: nobody answered, the charge is zero), the
-    cost is the sum over all attempts. Never raises for a missing price, rate or terms: the reason is in the answer."""
+    """The request's amounts: charged is what the answering attempt used (None: nobody answered, the charge is zero) at the
+    team's sell price, the cost is the sum over all attempts at the providers' prices. Never raises for a missing price, rate or
+    terms: the reason is in the answer."""
     priced = [quantities(books, pins, at_us, attempt) for attempt in attempts]
     rated_attempts = tuple(
         [_rate_attempt(books, pins, at_us, each, found) for each, found in zip(attempts, priced, strict=True)]
@@ -66,12 +72,19 @@ def rate(
         zero = Money(payer.currency, 0)
         list_currency = _list_currency(books, pins, at_us, attempts[0]) if attempts else None
         listed = Money(list_currency or payer.currency, 0)
-        return Rated((), listed, zero, zero, zero, cost, (), (), None, rated_attempts, None)
-    found = next((each for attempt, each in zip(attempts, priced, strict=True) if attempt is charged), None)
+        margin, margin_rates = margin_of(books, pins, at_us, zero, cost)
+        return Rated((), listed, zero, zero, zero, cost, (), margin_rates, None, rated_attempts, None, None, margin)
+    sold = sold_to(books, pins, at_us, payer, charged.price_list, charged.model)
+    found = None
+    if sold.price_list == charged.price_list:
+        found = next((each for attempt, each in zip(attempts, priced, strict=True) if attempt is charged), None)
+    else:
+        charged = replace(charged, price_list=sold.price_list)
     if found is None:
         found = quantities(books, pins, at_us, charged)
-    lines, rates_used, unpriced = rate_lines(books, pins, at_us, payer, charged, found)
+    lines, rates_used, unpriced = rate_lines(books, pins, at_us, payer, charged, found, sold.multiplier_micro)
     settled, policy, reference = _totals(payer.currency, lines)
+    margin, margin_rates = margin_of(books, pins, at_us, settled, cost)
     return Rated(
         lines,
         _list_total(books, pins, at_us, payer, charged, lines),
@@ -80,10 +93,19 @@ def rate(
         reference,
         cost,
         tuple([line.price_row_id for line in lines if line.price_row_id is not None]),
-        rate_ids_of(rates_used),
+        rate_ids_of(rates_used, margin_rates),
         next((used.terms_id for used in rates_used if used.terms_id is not None), None),
         rated_attempts,
         unpriced,
+        sold.sell_id or None,
+        margin,
+    )
+
+
+def sold_to(books: Books, pins: Pins, at_us: int, payer: Payer, price_list: str, model: str) -> Sold:
+    """On which list, and at which multiple of it, this team buys what this route gives."""
+    return books.sell.sold(
+        books.prices, payer.team_id, price_list, model, at_us=at_us, book=pins.book, version=pins.sell
     )
 
 
@@ -191,6 +213,7 @@ def check_settleable(
     token_class: TokenClass = TokenClass.OUTPUT,
 ) -> None:
     """That a call on this price list and model can be charged to the payer. Raises `NoPrice`, `NoTerms` or `NoRate`."""
+    price_list = sold_to(books, pins, at_us, payer, price_list, model).price_list
     row = books.prices.find(price_list, model, token_class, at_us=at_us, version=pins.book)
     if row is None and books.prices.covers(price_list, model, at_us=at_us, version=pins.book):
         row = books.prices.find(price_list, model, TokenClass.REQUEST, at_us=at_us, version=pins.book)
@@ -222,12 +245,13 @@ def worst_case(
     input_tokens: int,
     output_tokens: int,
 ) -> Money:
-    """The most this call can settle at: every input token at the dearest input class, every output token at the dearest
-    output class, the higher tier where it lies within the estimate's error, the request fee. Rounded up to a nano.
+    """The most this call can settle at, at the team's sell price: every input token at the dearest input class, every output
+    token at the dearest output class, the higher tier where it lies within the estimate's error, the request fee. Rounded up.
 
     Raises `NoPrice`, `NoTerms` or `NoRate` when the call could not be charged at all.
     """
     check_settleable(books, pins, at_us=at_us, payer=payer, price_list=price_list, model=model)
+    sold = sold_to(books, pins, at_us, payer, price_list, model)
     reach = input_tokens * (100 + ESTIMATE_ERROR_PERCENT) // 100
     total = 0
     for classes, quantity in (
@@ -237,14 +261,14 @@ def worst_case(
     ):
         dearest = 0
         for token_class in classes:
-            for row in books.prices.tiers(price_list, model, token_class, at_us=at_us, version=pins.book):
+            for row in books.prices.tiers(sold.price_list, model, token_class, at_us=at_us, version=pins.book):
                 if row.min_input_tokens >= reach and row.min_input_tokens:
                     continue
                 if (row.unit == "mtok") == (token_class is TokenClass.REQUEST):
                     continue
                 quote = _settled_quote(books, pins, at_us, payer, row.currency)
                 count = quantity if row.unit != "hour" else 0
-                numerator = count * row.amount_micro * NANO_PER_MICRO * quote.numerator
-                dearest = max(dearest, -(-numerator // (UNIT_SIZE[row.unit] * quote.denominator)))
+                numerator = count * row.amount_micro * NANO_PER_MICRO * sold.multiplier_micro * quote.numerator
+                dearest = max(dearest, -(-numerator // (UNIT_SIZE[row.unit] * MICRO * quote.denominator)))
         total += dearest
     return Money(payer.currency, total)

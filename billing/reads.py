@@ -8,18 +8,29 @@ from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, select
+from sqlalchemy import ColumnElement, Row, and_, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import tables
 from billing.errors import InvalidQuery
 from billing.exchange import RateKind, RateRow
 from billing.prices import PriceRow
-from billing.records import AttemptView, LineView, MoneyView, PriceView, RateView, TermsView, UsageView
+from billing.records import (
+    AttemptView,
+    CorrectionView,
+    LineView,
+    MoneyView,
+    PriceView,
+    RateView,
+    SellView,
+    TermsView,
+    UsageView,
+)
+from billing.selling import SellRow
 from billing.terms import TermsRow
 from billing.times import first_id_at, format_time, time_us_of
 from billing.usage import TokenClass
-from billing.views import price_view, rate_view, saving_percent, terms_view
+from billing.views import price_view, rate_view, saving_percent, sell_view, terms_view
 
 MAX_PAGE: Final = 500
 
@@ -34,6 +45,7 @@ class UsageFilters:
     provider: str | None = None
     status: str | None = None
     unpriced: bool | None = None
+    negative_margin: bool | None = None
     start_us: int | None = None
     end_us: int | None = None
 
@@ -68,6 +80,9 @@ async def list_usage(
             where.append(columns[name] == value)
     if filters.unpriced is not None:
         where.append(columns.unpriced.is_not(None) if filters.unpriced else columns.unpriced.is_(None))
+    if filters.negative_margin is not None:
+        negative = and_(columns.margin_nano < 0, columns.kind != "reversal")
+        where.append(negative if filters.negative_margin else or_(columns.margin_nano.is_(None), not_(negative)))
     if filters.start_us is not None:
         where.append(columns.id >= first_id_at(filters.start_us))
     if filters.end_us is not None:
@@ -113,7 +128,21 @@ async def _views(connection: AsyncConnection, rows: Sequence[Row[Any]]) -> list[
     )
     rates = await rate_views(connection, {rate_id for row in rows for rate_id in parse_ids(row.rate_ids)})
     terms = await terms_views(connection, {row.terms_id for row in rows if row.terms_id is not None})
-    return [_view(row, lines.get(row.id, []), tries.get(row.id, []), prices, rates, terms) for row in rows]
+    sell = await sell_views(connection, {row.sell_id for row in rows if row.sell_id is not None})
+    corrected = await correction_views(connection, ids)
+    found = _Found(prices, rates, terms, sell, corrected)
+    return [_view(row, lines.get(row.id, []), tries.get(row.id, []), found) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the rows of a page point to."""
+
+    prices: dict[int, PriceView]
+    rates: dict[int, RateView]
+    terms: dict[int, TermsView]
+    sell: dict[int, SellView]
+    corrected: dict[UUID, CorrectionView]
 
 
 async def price_views(connection: AsyncConnection, ids: Iterable[int]) -> dict[int, PriceView]:
@@ -139,6 +168,30 @@ async def terms_views(connection: AsyncConnection, ids: Iterable[int]) -> dict[i
     return {row.id: terms_view(TermsRow(**row._mapping)) for row in found}
 
 
+async def sell_views(connection: AsyncConnection, ids: Iterable[int]) -> dict[int, SellView]:
+    table = tables.sell_rows
+    columns = [table.c[name] for name in SellRow.__dataclass_fields__]
+    found = await connection.execute(select(*columns).where(table.c.id.in_(list(ids))))
+    return {row.id: sell_view(SellRow(**row._mapping)) for row in found}
+
+
+async def correction_views(connection: AsyncConnection, ids: Iterable[UUID]) -> dict[UUID, CorrectionView]:
+    """What put these rows right, by the id of the row that was wrong."""
+    table = tables.corrections
+    found = await connection.execute(select(table).where(table.c.original_id.in_(list(ids))))
+    return {
+        row.original_id: CorrectionView(
+            original=str(row.original_id),
+            reversal=str(row.reversal_id),
+            replacement=None if row.replacement_id is None else str(row.replacement_id),
+            reason=row.reason,
+            actor=row.actor,
+            recorded_at=format_time(row.recorded_at_us),
+        )
+        for row in found
+    }
+
+
 _CLASS_ORDER: Final = {str(token_class): at for at, token_class in enumerate(TokenClass)}
 
 
@@ -146,9 +199,7 @@ def _view(
     row: Row[Any],
     lines: list[Row[Any]],
     tries: list[Row[Any]],
-    prices: dict[int, PriceView],
-    rates: dict[int, RateView],
-    terms: dict[int, TermsView],
+    found: _Found,
 ) -> UsageView:
     lines = sorted(lines, key=lambda line: _CLASS_ORDER[line.token_class])
     settlement = row.settlement_currency
@@ -175,13 +226,17 @@ def _view(
         policy=MoneyView.of_nano(row.policy_nano, settlement),
         reference=MoneyView.of_nano(row.reference_nano, settlement),
         cost=MoneyView.of_nano(row.cost_nano, row.cost_currency),
+        margin=MoneyView.of_nano(row.margin_nano, settlement),
+        negative_margin=row.margin_nano is not None and row.margin_nano < 0 and row.kind != "reversal",
         saving_percent=saving_percent(row.settled_nano, row.policy_nano),
         unpriced=row.unpriced,
         flaw=row.flaw,
         lines=[_line_view(line, settlement) for line in lines],
-        price_rows=[prices[each] for each in price_ids if each in prices],
-        rates=[rates[each] for each in parse_ids(row.rate_ids) if each in rates],
-        terms=terms.get(row.terms_id),
+        price_rows=[found.prices[each] for each in price_ids if each in found.prices],
+        rates=[found.rates[each] for each in parse_ids(row.rate_ids) if each in found.rates],
+        terms=found.terms.get(row.terms_id),
+        sell=found.sell.get(row.sell_id),
+        corrected_by=found.corrected.get(row.id),
         attempts=[_attempt_view(attempt) for attempt in tries],
         tags=msgspec.json.decode(row.tags, type=dict[str, str]),
         latency_ms=row.latency_us // 1000,

@@ -133,6 +133,29 @@ class TermsView(msgspec.Struct, frozen=True):
     effective_from: str
 
 
+class SellView(msgspec.Struct, frozen=True):
+    """One sell row, as the API shows it: `sell_list` or `multiplier`; a null `provider` (price list) or `model` means any."""
+
+    id: int
+    team_id: str
+    provider: str | None
+    model: str | None
+    sell_list: str | None
+    multiplier: str | None
+    effective_from: str
+
+
+class CorrectionView(msgspec.Struct, frozen=True):
+    """The rows that put a usage row right: its reversal and, unless it was only taken back, its replacement."""
+
+    original: str
+    reversal: str
+    replacement: str | None
+    reason: str
+    actor: str
+    recorded_at: str
+
+
 class LineView(msgspec.Struct, frozen=True):
     token_class: str
     quantity: int
@@ -168,7 +191,9 @@ _Attempts: TypeAlias = list[AttemptView]
 class UsageView(msgspec.Struct, frozen=True):
     """A usage row with everything the outside contract lists; `msgspec.json.encode` gives its JSON.
 
-    `saving` is 1 - settled / policy in percent with four decimals, None where there is no policy amount.
+    `saving_percent` is 1 - settled / policy with four decimals, None where there is no policy amount. `margin` is settled less
+    cost at the reference rate; `negative_margin` flags a row that costs more than it brings. `sell` says what the team is sold
+    at (null: the price itself). `corrected_by` names the rows that put this one right.
     """
 
     id: str
@@ -190,6 +215,8 @@ class UsageView(msgspec.Struct, frozen=True):
     policy: MoneyView | None
     reference: MoneyView | None
     cost: MoneyView | None
+    margin: MoneyView | None
+    negative_margin: bool
     saving_percent: str | None
     unpriced: str | None
     flaw: str | None
@@ -197,6 +224,8 @@ class UsageView(msgspec.Struct, frozen=True):
     price_rows: _Prices
     rates: _Rates
     terms: TermsView | None
+    sell: SellView | None
+    corrected_by: CorrectionView | None
     attempts: _Attempts
     tags: dict[str, str]
     latency_ms: int

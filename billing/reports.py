@@ -30,13 +30,23 @@ GROUPS: Final = {
 MAX_BUCKETS: Final = 1000
 MAX_RANGE_US: Final = 400 * DAY_US
 _ROWS_PER_GROUP: Final = 16
-_COUNTS: Final = ("requests", "errors", "unpriced", "estimated", *TOKEN_COLUMNS, "reasoning", *MONEY_COLUMNS)
+_COUNTS: Final = (
+    "requests",
+    "errors",
+    "unpriced",
+    "estimated",
+    "negative_margin",
+    *TOKEN_COLUMNS,
+    "reasoning",
+    *MONEY_COLUMNS,
+)
 _MONEY: Final = (
     ("list", "list_currency", "list_nano"),
     ("settled", "settlement_currency", "settled_nano"),
     ("policy", "settlement_currency", "policy_nano"),
     ("reference", "settlement_currency", "reference_nano"),
     ("cost", "cost_currency", "cost_nano"),
+    ("margin", "settlement_currency", "margin_nano"),
 )
 _CURRENCIES: Final = ("list_currency", "settlement_currency", "cost_currency")
 
@@ -45,7 +55,9 @@ _Moneys: TypeAlias = list[MoneyView]
 
 
 class UsageBucket(msgspec.Struct, frozen=True):
-    """One interval and group. Token counts that are zero are left out; each money list has one entry per currency."""
+    """One interval and group. Token counts that are zero are left out; each money list has one entry per currency.
+
+    `negative_margin` counts requests that cost more than they bring; rows without a margin add nothing to `margin`."""
 
     start: str
     end: str
@@ -55,11 +67,13 @@ class UsageBucket(msgspec.Struct, frozen=True):
     tokens: dict[str, int]
     unpriced: int
     estimated: int
+    negative_margin: int
     list: _Moneys
     settled: _Moneys
     policy: _Moneys
     reference: _Moneys
     cost: _Moneys
+    margin: _Moneys
 
 
 class UsageBuckets(msgspec.Struct, frozen=True):
@@ -200,6 +214,7 @@ def _buckets(
                 tokens={name: totals[name] for name in (*TOKEN_COLUMNS, "reasoning") if totals[name]},
                 unpriced=totals["unpriced"],
                 estimated=totals["estimated"],
+                negative_margin=totals["negative_margin"],
                 **money,
             )
         )

@@ -14,6 +14,7 @@ ERROR_STATUSES: Final = frozenset({"failed", "incomplete", "lost"})
 _TOKENS_AT: Final = {name: TRAFFIC_SUMS.index(name) for name in TOKEN_COLUMNS}
 _REASONING_AT: Final = TRAFFIC_SUMS.index("reasoning")
 _MONEY_AT: Final = TRAFFIC_SUMS.index(MONEY_COLUMNS[0])
+_NEGATIVE_AT: Final = TRAFFIC_SUMS.index("negative_margin")
 _LATENCY_AT: Final = TRAFFIC_SUMS.index("latency_us")
 _HISTOGRAM_AT: Final = TRAFFIC_SUMS.index(LATENCY_COLUMNS[0])
 _LATENCY_BOUNDS_US: Final = [bound * 1000 for bound in LATENCY_BOUNDS_MS]
@@ -58,10 +59,12 @@ def traffic_rows(records: Iterable[UsageRecord]) -> Rows:
             sums[_TOKENS_AT[line.token_class]] += line.quantity
         sums[_REASONING_AT] += record.usage.reasoning
         at = _MONEY_AT
-        for money in (rated.list, rated.settled, rated.policy, rated.reference, rated.cost):
+        for money in (rated.list, rated.settled, rated.policy, rated.reference, rated.cost, rated.margin):
             if money is not None:
                 sums[at] += money.nano
             at += 1
+        if rated.margin is not None and sign * rated.margin.nano < 0:
+            sums[_NEGATIVE_AT] += sign
         sums[_LATENCY_AT] += sign * record.latency_us
         sums[_HISTOGRAM_AT + bisect_left(_LATENCY_BOUNDS_US, record.latency_us)] += sign
     return [(*key, *cells[key]) for key in sorted(cells)]
@@ -88,6 +91,7 @@ def money_rows(records: Iterable[UsageRecord]) -> Rows:
                 str(line.token_class),
                 line.price_row_id or 0,
                 rated.terms_id or 0,
+                rated.sell_id or 0,
                 rate_ids,
                 line.currency or "",
                 record.settlement_currency,

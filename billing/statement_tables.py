@@ -48,6 +48,7 @@ CELL_KEY: Final = (
     "token_class",
     "price_row_id",
     "terms_id",
+    "sell_id",
     "rate_ids",
     "list_currency",
     "settlement_currency",
@@ -59,7 +60,12 @@ statement_cells = Table(
     Column("statement_id", Int64, ForeignKey("statements.id"), primary_key=True, autoincrement=False),
     Column("source_start_us", Int64, primary_key=True, autoincrement=False),
     *(
-        Column(name, Int64 if name in ("price_row_id", "terms_id") else Text, primary_key=True, autoincrement=False)
+        Column(
+            name,
+            Int64 if name in ("price_row_id", "terms_id", "sell_id") else Text,
+            primary_key=True,
+            autoincrement=False,
+        )
         for name in CELL_KEY[2:]
     ),
     Column("lines", Int64, nullable=False),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from billing.exchange import RateRow
 from billing.money import MICRO, PICO, divide_half_even, format_scaled
 from billing.prices import PriceRow
-from billing.records import PriceView, RateView, TermsView
+from billing.records import PriceView, RateView, SellView, TermsView
+from billing.selling import SellRow
 from billing.terms import TermsRow
 from billing.times import format_time
 
@@ -51,6 +52,18 @@ def terms_view(row: TermsRow) -> TermsView:
         bps=row.bps,
         base=row.base,
         quote=row.quote,
+        effective_from=format_time(row.effective_from_us),
+    )
+
+
+def sell_view(row: SellRow) -> SellView:
+    return SellView(
+        id=row.id,
+        team_id=row.team_id,
+        provider=row.price_list,
+        model=row.model,
+        sell_list=row.sell_list,
+        multiplier=None if row.multiplier_micro is None else format_scaled(row.multiplier_micro, MICRO),
         effective_from=format_time(row.effective_from_us),
     )
 

@@ -105,11 +105,20 @@ class UsageController(Controller):
         provider: Id = None,
         status: Id = None,
         unpriced: FromQuery[bool | None] = None,
+        negative_margin: FromQuery[bool | None] = None,
         cursor: Cursor = None,
         limit: Annotated[int, QueryParameter(ge=1, le=MAX_PAGE)] = 50,
     ) -> RequestPage:
         filters = UsageFilters(
-            team_id, key_id, model, provider, status, unpriced, moment_us(start, "start"), moment_us(end, "end")
+            team_id,
+            key_id,
+            model,
+            provider,
+            status,
+            unpriced,
+            negative_margin,
+            moment_us(start, "start"),
+            moment_us(end, "end"),
         )
         async with rooms.read() as connection:
             page = await list_usage(connection, filters, cursor, limit)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec import structs
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing import tables
-from billing.corrections import correct, lost_among, reverse
+from billing.corrections import OUTCOME_TURNED_UP, THE_RECORDER, correct, lost_among, reverse
 from billing.database import reading
 from billing.errors import Conflict, NotFound
 from billing.ledger import record, spent, usage_row
@@ -33,7 +34,7 @@ async def test_a_true_outcome_replaces_a_lost_one_by_a_linked_reversal_and_a_new
         assert await correct(connection, truth, (request_id(LATER_US), request_id(LATER_US))) is False
         assert await lost_among(connection, [lost.id]) == []
     async with reading(database) as connection:
-        assert await usage_row(connection, lost.id) == before
+        after = await usage_row(connection, lost.id)
         reversal, replacement = await usage_row(connection, ids[0]), await usage_row(connection, ids[1])
         total = await spent(connection, "team", "team_a", "CNY", 0)
         traffic = (
@@ -43,6 +44,12 @@ async def test_a_true_outcome_replaces_a_lost_one_by_a_linked_reversal_and_a_new
         ).all()
     assert before is not None
     assert before.settled is not None
+    assert before.corrected_by is None
+    assert after is not None
+    assert after.corrected_by is not None
+    assert structs.replace(after, corrected_by=None) == before
+    assert (after.corrected_by.reversal, after.corrected_by.replacement) == tuple(map(str, ids))
+    assert (after.corrected_by.reason, after.corrected_by.actor) == (OUTCOME_TURNED_UP, THE_RECORDER)
     assert reversal is not None
     assert replacement is not None
     assert (reversal.kind, reversal.corrects) == ("reversal", str(lost.id))
