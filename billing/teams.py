@@ -57,9 +57,7 @@ async def create_team(
 ) -> TeamRow:
     """Raises `InvalidTeam` or `InvalidCurrency` naming the field, `Conflict` when the name is taken."""
     check_currency(settlement_currency, "settlement_currency")
-    _check(
-        name=name, billing=billing, credit_limit_nano=credit_limit_nano, lost_charge=lost_charge, timezone=timezone
-    )
+    _check(name=name, billing=billing, credit_limit_nano=credit_limit_nano, lost_charge=lost_charge, timezone=timezone)
     await bump_catalog_version(connection)
     row = TeamRow(
         new_id("team_"), name, settlement_currency, billing, credit_limit_nano, lost_charge, now_us(), timezone

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
-
 from uuid import UUID
 
 from gateway.ids import time_us_of

@@ -36,6 +36,7 @@ POLL_S: Final = 0.05
 HOUSEKEEPING_S: Final = 5.0
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_LAST_S: Final = 5.0
+FAREWELL_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,10 @@ class Recorder:
                     # A fault of our own: what is read and not shipped is still held, so the next round begins with it.
                     log.exception("the recorder failed and goes on")
                     await self._pause(BACKOFF_LAST_S)
-            await self._tell(shipper)
+            if self._caught_up():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(FAREWELL_S):
+                        await self._tell(shipper)
         finally:
             await shipper.close()
             for source in [*self._adopted.values(), *([self._own] if self._own else [])]:
