@@ -60,7 +60,7 @@ def _metergate(name: str, upstream: int, folder: Path, stores: dict[str, str]) -
     }
     config = home / "metergate.yaml"
     config.write_text(json.dumps({"providers": {"bench": provider}, "models": [model]} | stores))
-    command = [sys.executable, "-m", "gateway", "serve", "--config", str(config), "--port", str(port)]
+    command = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), "--port", str(port)]
     environment = {
         "METERGATE_HOME": str(home),
         "METERGATE_ADMIN_KEY": ADMIN_KEY,
@@ -82,7 +82,8 @@ def _metergate(name: str, upstream: int, folder: Path, stores: dict[str, str]) -
     key = call_admin(port, "POST", "keys", {"team_id": team, "name": "bench", "limits": limits})["key"]
 
     def rows() -> int:
-        window = "start=2026-01-01T00:00:00Z&end=2036-01-01T00:00:00Z&interval=month&timezone=UTC"
+        start, end = (time.strftime("%Y-%m-%dT00:00:00Z", time.gmtime(time.time() + days * 86400)) for days in (-1, 2))
+        window = f"start={start}&end={end}&interval=day&timezone=UTC"
         buckets = call_admin(port, "GET", f"usage?{window}")["data"]
         assert isinstance(buckets, list)
         return sum(int(bucket["requests"]) for bucket in buckets)
