@@ -39,7 +39,7 @@ class _Generator:
                     self._counter = int.from_bytes(self._random(10), "big") >> 7
             counter = self._counter
             value = self._last_ms << 80 | 7 << 76 | (counter >> 62) << 64 | 2 << 62 | counter & ((1 << 62) - 1)
-        return uuid.UUID(int=value)
+        return _uuid(value)
 
     def _random(self, count: int) -> bytes:
         if self._at + count > len(self._pool):
@@ -47,6 +47,20 @@ class _Generator:
         taken = self._pool[self._at : self._at + count]
         self._at += count
         return taken
+
+
+def _uuid(value: int) -> uuid.UUID:
+    """`UUID(int=value)` without its checks, which cost more than the rest of an id: the value is made here."""
+    made = object.__new__(uuid.UUID)
+    object.__setattr__(made, "int", value)
+    object.__setattr__(made, "is_safe", uuid.SafeUUID.unknown)
+    return made
+
+
+def text_of(request_id: uuid.UUID) -> str:
+    """What `str` gives, in half the time."""
+    digits = request_id.bytes.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 _generator = _Generator()

@@ -17,6 +17,8 @@ from msgspec import Raw
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 MAX_EVENT_BYTES: Final = 16 << 20
+SAMPLE: Final = 32
+FINISH_WITHIN: Final = 4096
 
 _BOUNDARY: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
@@ -81,6 +83,32 @@ def given(raw: Raw) -> bool:
     return bytes(raw) != b"null"
 
 
+def _next_mark(block: bytes, at: int) -> int:
+    """Where, at or behind `at`, an event may hold usage, an error or `[DONE]`; -1 when none can.
+
+    `find` is memmem, some gigabytes a second; the slower patterns run only where the word stands at all.
+    """
+    nearest = block.find(b"[DONE]", at)
+    for word, pattern in ((b'"usage"', _USAGE), (b'"error"', _ERROR)):
+        first = block.find(word, at)
+        if first >= 0 and (found := pattern.search(block, first)) is not None:
+            nearest = found.start() if nearest < 0 else min(nearest, found.start())
+    return nearest
+
+
+def _event_around(block: bytes, at: int, mark: int) -> tuple[int, int]:
+    """The bounds of the event with `mark` in it; `at` is the end of an event before it. Blocks end with an event's end."""
+    if b"\r" not in block:
+        before = block.rfind(b"\n\n", at, mark)
+        return (before + 2 if before >= 0 else at), block.index(b"\n\n", mark) + 2
+    start = at
+    for match in _BOUNDARY.finditer(block, at):
+        if match.end() > mark:
+            return start, match.end()
+        start = match.end()
+    return start, len(block)
+
+
 class StreamScanner:
     """One upstream stream on its way to one caller.
 
@@ -91,8 +119,8 @@ class StreamScanner:
     """
 
     __slots__ = (
-        "_carry", "_choices", "_finishes", "_first", "_head_bytes", "_strip", "_usage_event",
-        "done", "error", "events", "service_tier", "size", "tail", "truncated", "usage",
+        "_carry", "_choices", "_finishes", "_first", "_head_bytes", "_sampled", "_sampled_bytes", "_strip", "_usage_event",
+        "done", "error", "service_tier", "size", "tail", "truncated", "usage",
     )  # fmt: skip
 
     def __init__(self, *, strip_usage: bool, choices: int = 1) -> None:
@@ -110,7 +138,7 @@ class StreamScanner:
         """Bytes that go out together with what ends the stream."""
         self.done = False
         self.truncated = False
-        self.events = 0
+        self._sampled = self._sampled_bytes = 0
         self.size = 0
 
     @property
@@ -156,8 +184,10 @@ class StreamScanner:
 
     def output_tokens(self) -> int:
         """Output tokens so far, estimated: at least one per event, more where events are longer than the stream's first."""
-        events = max(0, self.events - 1)
-        return max(events, (self.size - self.events * self._head_bytes) // 4)
+        if not self._sampled:
+            return 0
+        events = self.size * self._sampled // self._sampled_bytes
+        return max(0, events - 1, (self.size - events * self._head_bytes) // 4)
 
     def usage_event(self, usage: bytes, cost: str | None) -> bytes:
         """The one usage chunk, with `choices: []`: the provider's own where it sent one, with `cost` put into its usage."""
@@ -191,36 +221,40 @@ class StreamScanner:
 
     def _block(self, block: bytes) -> bytes:
         """One or more whole events."""
-        self.events += block.count(b"\n\n") or block.count(b"\r\n\r\n") or 1
         self.size += len(block)
+        if self._sampled < SAMPLE:
+            self._sample(block)
+        if self._finishes < self._choices:
+            # A single choice finishes at the stream's end: looking at the end of each read finds it.
+            start = 0 if self._choices > 1 else max(0, len(block) - FINISH_WITHIN)
+            self._finishes += block.count(b'"finish_reason":"', start) + block.count(b'"finish_reason": "', start)
+        mark = _next_mark(block, 0)
+        return block if mark < 0 else self._take_apart(block, mark)
+
+    def _sample(self, block: bytes) -> None:
+        """The first events say how long this provider's events are; counting all of them would cost more than the rest."""
         if self._first is None:
             self._first = block
-            self._head_bytes = (block.find(b"\n\n") + 2) or len(block)
-        if self._finishes < self._choices:
-            self._finishes += block.count(b'"finish_reason":"') + block.count(b'"finish_reason": "')
-        if (
-            (b'"usage"' in block and _USAGE.search(block))
-            or b"[DONE]" in block
-            or (b'"error"' in block and _ERROR.search(block))
-        ):
-            return self._take_apart(block)
-        return block
+            self._head_bytes = (block.find(b"\n\n") + 2 if b"\n\n" in block else 0) or len(block)
+        self._sampled += block.count(b"\n\n") or block.count(b"\r\n\r\n") or 1
+        self._sampled_bytes += len(block)
 
-    def _take_apart(self, block: bytes) -> bytes:
+    def _take_apart(self, block: bytes, mark: int) -> bytes:
+        """Looks at the events that have a mark; whatever lies between them is kept as it is."""
         kept: list[bytes] = []
-        start = run = 0
-        for match in _BOUNDARY.finditer(block):
-            end = match.end()
+        run = at = 0
+        while mark >= 0:
+            start, end = _event_around(block, at, mark)
             event = block[start:end]
-            if b'"usage"' in event or b"[DONE]" in event or b'"error"' in event:
-                replacement = self._event(event)
-                if replacement is not event:
-                    kept.append(block[run:start])
-                    kept.append(replacement)
-                    run = end
-                    if self.done:
-                        return b"".join(kept)
-            start = end
+            replacement = self._event(event)
+            if replacement is not event:
+                kept.append(block[run:start])
+                kept.append(replacement)
+                run = end
+                if self.done:
+                    return b"".join(kept)
+            at = end
+            mark = _next_mark(block, at)
         kept.append(block[run:])
         return b"".join(kept)
 

@@ -32,6 +32,7 @@ from gateway.api.asgi import (
 )
 from gateway.api.surface import Surface, read_tags
 from gateway.errors import ApiError
+from gateway.ids import text_of
 from gateway.routing.retries import MOST_ATTEMPTS, pause_s
 from gateway.sse import DONE, KEEP_ALIVE, StreamBroken, StreamScanner
 from gateway.upstream import reshape
@@ -85,7 +86,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._account = Account(services)
-        self._id = str(self._account.request_id)
+        self._id = text_of(self._account.request_id)
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._task = asyncio.current_task()
         self._alive_s = 0.0
@@ -358,9 +359,7 @@ class Exchange:
                 self._note_partial(scanner, sequence, began_ns, INCOMPLETE, why)
                 raise
             if failure is not None and self._account.ttft_us is None:
-                if (
-                    scanner.events
-                ):  # it produced something that nobody saw: its cost is kept, the caller pays none of it
+                if scanner.size:  # it produced something that nobody saw: its cost is kept, the caller pays none of it
                     usage, _ = self._stream_usage(route, scanner)
                     self._account.outcome(
                         sequence, FAILED, began_ns=began_ns, usage=usage, error=failure.reason, estimated=True

@@ -9,7 +9,7 @@ import uuid
 from msgspec import Raw
 
 from gateway import tokens
-from gateway.ids import new_request_id, time_us_of
+from gateway.ids import new_request_id, text_of, time_us_of
 
 
 def raw(**values: object) -> dict[str, Raw]:
@@ -20,6 +20,12 @@ def test_ids_are_uuid7_and_strictly_increasing() -> None:
     ids = [new_request_id() for _ in range(20_000)]
     assert all(each.version == 7 and each.variant == uuid.RFC_4122 for each in ids[:100])
     assert ids == sorted(set(ids))
+
+
+def test_an_id_is_a_plain_uuid_and_its_text_is_pythons() -> None:
+    made = new_request_id()
+    assert made == uuid.UUID(int=made.int) == uuid.UUID(text_of(made)) and text_of(made) == str(made)
+    assert (made.is_safe, hash(made)) == (uuid.SafeUUID.unknown, hash(uuid.UUID(int=made.int)))
 
 
 def test_an_id_says_when_it_was_made() -> None:

