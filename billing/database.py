@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import URL, event, make_url, select, update
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from billing import tables
@@ -70,6 +71,12 @@ async def reading(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
         if connection.dialect.name == "sqlite":
             await connection.execution_options(**{_BEGIN_OPTION: "DEFERRED"})
         yield connection
+
+
+def is_overflow(error: DBAPIError) -> bool:
+    """Whether the database refused a sum because it leaves 64 bits."""
+    text = str(error.orig)
+    return "cannot store REAL value in INTEGER column" in text or "out of range" in text or "integer overflow" in text
 
 
 async def catalog_version(connection: AsyncConnection) -> int:

@@ -10,6 +10,9 @@ BillingError
 ├── InvalidTerms          settlement terms that cannot be recorded
 ├── InvalidBudget         a budget that cannot be set
 ├── InvalidTeam           a team that cannot be created or changed
+├── InvalidWallet         a wallet entry or redemption code that cannot be entered
+├── InvalidSell           a sell price that cannot be recorded
+├── InvalidCorrection     a usage row that cannot be put right as asked
 ├── InvalidTime           no RFC 3339 time with an offset, or an absurd one
 ├── InvalidQuery          a report that cannot be asked for (range, interval, group, cursor)
 ├── NotFound              no such team, row or statement
@@ -66,6 +69,18 @@ class InvalidBudget(BillingError):
 
 
 class InvalidTeam(BillingError):
+    pass
+
+
+class InvalidWallet(BillingError):
+    pass
+
+
+class InvalidSell(BillingError):
+    pass
+
+
+class InvalidCorrection(BillingError):
     pass
 
 

@@ -1,4 +1,4 @@
-"""The ledger: usage rows go in once, with their lines, attempts and rollups, in one transaction.
+"""The ledger: usage rows go in once, with their lines, attempts and rollups, and debit their wallets, in one transaction.
 
 `record` may be given any batch any number of times, in any order, by several writers at once: a row whose id stands in the
 books already adds nothing anywhere.
@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import tables
 from billing.columns import Flag, RequestIdType
+from billing.database import is_overflow
 from billing.errors import AmountOverflow
 from billing.reads import list_usage, usage_row
 from billing.records import AttemptRecord, RecordResult, UsageRecord, UsageView
@@ -26,6 +27,8 @@ from billing.reports import usage_buckets
 from billing.rollups import Rows, ids_text, money_rows, traffic_rows
 from billing.spending import spent
 from billing.times import now_us
+from billing.wallet_usage import debit
+from billing.wallets import WalletEvent
 
 __all__ = [
     "AttemptRecord",
@@ -54,6 +57,7 @@ async def record(connection: AsyncConnection, records: Sequence[UsageRecord]) ->
     ordered = [by_id[key] for key in sorted(by_id, key=lambda id_: id_.int)]
     if not ordered:
         return RecordResult(0, 0)
+    events: tuple[WalletEvent, ...] = ()
     writer = _sqlite_writer() if connection.dialect.name == "sqlite" else _postgresql_writer()
     try:
         new = await writer.insert_new(connection, ordered)
@@ -62,18 +66,16 @@ async def record(connection: AsyncConnection, records: Sequence[UsageRecord]) ->
             await writer.insert(connection, "attempts", _attempt_rows(new, writer.as_id))
             await writer.insert(connection, "rollup_money", money_rows(new))
             await writer.insert(connection, "rollup_traffic", traffic_rows(new))
+            events = await debit(connection, new)
     except DBAPIError as error:
-        if _is_overflow(error):
-            raise AmountOverflow("a sum of the rollups would leave 64 bits; the batch was not written") from error
+        if is_overflow(error):
+            raise AmountOverflow(
+                "a sum of the rollups or a balance would leave 64 bits; the batch was not written"
+            ) from error
         raise
     except OverflowError as error:  # SQLite's driver: an integer too large for the column
         raise AmountOverflow("an amount or a count is beyond 64 bits; the batch was not written") from error
-    return RecordResult(len(new), len(records) - len(new), frozenset(each.id for each in new))
-
-
-def _is_overflow(error: DBAPIError) -> bool:
-    text = str(error.orig)
-    return "cannot store REAL value in INTEGER column" in text or "out of range" in text or "integer overflow" in text
+    return RecordResult(len(new), len(records) - len(new), frozenset(each.id for each in new), events)
 
 
 def _as_bytes(request_id: UUID | None) -> bytes | None:

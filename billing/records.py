@@ -13,10 +13,10 @@ from billing.books import Pins
 from billing.money import Money
 from billing.rating import Rated
 from billing.usage import Usage
+from billing.wallets import WalletEvent
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptRecord:
+class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
     """One call to one provider, answered or not. `cost` is what it costs us; None: unknown or nothing used."""
 
     sequence: int
@@ -34,8 +34,7 @@ class AttemptRecord:
     processing: str = "standard"
 
 
-@dataclass(frozen=True, slots=True)
-class UsageRecord:
+class UsageRecord(msgspec.Struct, frozen=True, gc=False):
     """One request, rated. `provider` and `provider_model` name the attempt that answered; None: nobody did.
 
     `kind` is `usage`, or `reversal` and `correction`, whose `corrects_id` names the row they put right.
@@ -66,11 +65,13 @@ class UsageRecord:
 
 @dataclass(frozen=True, slots=True)
 class RecordResult:
-    """How many rows were new and which, and how many stood in the books already (or twice in the batch)."""
+    """How many rows were new and which, how many stood in the books already (or twice in the batch), and the low-balance events
+    that the new ones led to."""
 
     inserted: int
     duplicates: int
     new_ids: frozenset[UUID] = frozenset()
+    events: tuple[WalletEvent, ...] = ()
 
 
 class MoneyView(msgspec.Struct, frozen=True):
