@@ -17,6 +17,7 @@ from .linear import StoredWeight
 from .paged_attention import paged_attention_reference
 from .rms_norm import rms_norm_reference
 from .rotary import rotary_reference, write_cache_reference
+from .sampling import DrawSettings, draw_reference
 from .silu_mul import silu_mul_reference
 
 
@@ -70,6 +71,9 @@ class Operations(Protocol):
 
     def logits(self, x: torch.Tensor, norm: torch.Tensor, eps: float, head: Matrix) -> torch.Tensor:
         """float32 [rows of x, outputs]: final norm and head, at once, for the rows that sample."""
+
+    def draw(self, logits: torch.Tensor, settings: DrawSettings) -> list[int | None]:
+        """One token per row of what `logits` gave (sampling.py); None where it holds NaN or only -inf."""
 
 
 class TorchMatrix:
@@ -151,3 +155,6 @@ class TorchOperations:
     def logits(self, x: torch.Tensor, norm: torch.Tensor, eps: float, head: Matrix) -> torch.Tensor:
         assert isinstance(head, TorchMatrix)
         return torch.nn.functional.linear(rms_norm_reference(x, norm, eps), head.values).float()
+
+    def draw(self, logits: torch.Tensor, settings: DrawSettings) -> list[int | None]:
+        return draw_reference(logits, settings)

@@ -64,6 +64,7 @@ class ModelRunner:
             sizes=(model.hidden_size, model.intermediate_size, model.head_dim),
             bfloat16=model.dtype == "bfloat16" and config.dtype in ("auto", "bfloat16"),
         )
+        self._draw = operations.draw
         kv_dtype = _kv_dtype(config, model, operations.dtype, self.device)
         try:
             self._model = model_class(model.architecture)(
@@ -98,7 +99,7 @@ class ModelRunner:
         tokens: list[int | None] = [None] * len(batch)
         failed: list[int] = []
         if sampling:
-            for number, token in zip(sampling, sample(logits, [batch[n] for n in sampling]), strict=True):
+            for number, token in zip(sampling, sample(logits, [batch[n] for n in sampling], self._draw), strict=True):
                 tokens[number] = token
                 if token is None:
                     failed.append(batch[number].sequence_id)

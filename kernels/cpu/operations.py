@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from ..batch import BLOCK, StepLayout
 from ..linear import FLOATS, GROUP, PANEL, Panels, StoredWeight, pack
 from ..operations import Matrix
-from . import attention, elementwise, linear
+from ..sampling import DrawSettings
+from . import attention, elementwise, linear, sampling
 from .onednn import OneDnnMatrix
 from .tape import Tape, float_bits
 
@@ -61,6 +62,7 @@ class CpuOperations:
         self._tables: NDArray[np.int64] = np.zeros((capacity, -(-max_context // BLOCK)), dtype=np.int64)
         self._scratch: NDArray[np.uint8] = np.zeros(threads * linear.SCRATCH_BYTES, dtype=np.uint8)
         self._attention_scratch: NDArray[np.uint8] | None = None
+        self._sampling_scratch: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         self._recorded: dict[Callable[[], None], list[Tape | Callable[[], None]]] = {}
         self._recording: list[Tape | Callable[[], None]] | None = None
 
@@ -197,6 +199,28 @@ class CpuOperations:
         if isinstance(head, OneDnnMatrix):
             head.apply(normed, out[:, : head.outputs], add=False)
         return out[:, : head.outputs]
+
+    def draw(self, logits: torch.Tensor, settings: DrawSettings) -> list[int | None]:
+        rows, size = logits.shape
+        width = -(-size // PANEL) * PANEL
+        if logits.stride(0) % PANEL or logits.stride(1) != 1 or logits.stride(0) < width:
+            logits = torch.nn.functional.pad(logits, (0, width - size))
+        values = np.array(
+            [settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.uniform], dtype=np.float64
+        ).T.copy()
+        tokens: NDArray[np.int64] = np.empty(rows, dtype=np.int64)
+        per_thread = (2 * width + PANEL) * 4
+        if len(self._sampling_scratch) < self.threads * per_thread:
+            self._sampling_scratch = np.zeros(self.threads * per_thread, dtype=np.uint8)
+        header = np.array([rows, 0], dtype=np.int64)
+        arguments = [
+            logits.data_ptr(), _stride(logits), size, values.ctypes.data, tokens.ctypes.data,
+            self._sampling_scratch.ctypes.data, per_thread,
+        ]  # fmt: skip
+        tape = Tape(1)
+        tape.add(sampling.draw, header, arguments, (logits, values, tokens))
+        tape.run(self.threads)
+        return [None if token < 0 else token for token in tokens.tolist()]
 
 
 def attention_items(layout: StepLayout) -> NDArray[np.int64]:

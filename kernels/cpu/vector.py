@@ -200,6 +200,16 @@ def read_float(typingctx: Any, address: Any, index: Any) -> Any:
 
 
 @intrinsic
+def read_double(typingctx: Any, address: Any, index: Any) -> Any:
+    """The double number `index` at `address`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return load(builder, builder.add(args[0], builder.mul(args[1], I64(8))), ir.DoubleType(), 8)
+
+    return types.float64(types.int64, types.int64), codegen
+
+
+@intrinsic
 def write_float(typingctx: Any, address: Any, index: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store(

@@ -1,21 +1,31 @@
-"""The sampler: each parameter alone, all of them in one batch, and the laws of seeds."""
+"""The sampler on both of its paths: each parameter alone, all of them in one batch, and the laws of seeds."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from kernels.cpu.operations import CpuOperations
+from kernels.sampling import draw_reference
+from local_engine import sampler
 from local_engine.batch import ScheduledSequence
 from local_engine.philox import philox, uniforms
-from local_engine.sampler import sample
 from local_engine.sampling_params import SamplingParams
 
 PROBABILITIES = [0.5, 0.2, 0.1, 0.1, 0.06, 0.03, 0.01]
 DRAWS = 2000
+PATHS = {"plain torch": draw_reference, "cpu kernel": CpuOperations(2, 16, 16).draw}
+Sample = Callable[[torch.Tensor, list[ScheduledSequence]], list[int | None]]
+
+
+@pytest.fixture(params=PATHS)
+def sample(request: pytest.FixtureRequest) -> Sample:
+    return lambda logits, batch: sampler.sample(logits, batch, PATHS[request.param])
 
 
 def sequence(
@@ -39,52 +49,52 @@ def logits(rows: int = 1) -> torch.Tensor:
     return torch.tensor([PROBABILITIES] * rows).log()
 
 
-def draws(**params: Any) -> dict[int | None, int]:
+def draws(sample: Sample, **params: Any) -> dict[int | None, int]:
     """How often each token is drawn over many positions."""
     tokens = sample(logits(DRAWS), [sequence(position, **params) for position in range(DRAWS)])
     return {token: tokens.count(token) for token in sorted(set(tokens), key=str)}
 
 
-def test_greedy_takes_the_best() -> None:
+def test_greedy_takes_the_best(sample: Sample) -> None:
     assert sample(torch.tensor([[0.1, 3.0, 2.9], [5.0, 1.0, 1.0]]), [sequence(temperature=0.0)] * 2) == [1, 0]
 
 
-def test_draws_follow_the_distribution() -> None:
-    counts = draws(seed=7)
+def test_draws_follow_the_distribution(sample: Sample) -> None:
+    counts = draws(sample, seed=7)
     for token, probability in enumerate(PROBABILITIES):
         spread = math.sqrt(DRAWS * probability * (1 - probability))
         assert abs(counts.get(token, 0) - DRAWS * probability) < 4 * spread
 
 
-def test_temperature_sharpens() -> None:
-    assert draws(seed=7, temperature=0.05) == {0: DRAWS}
+def test_temperature_sharpens(sample: Sample) -> None:
+    assert draws(sample, seed=7, temperature=0.05) == {0: DRAWS}
 
 
-def test_top_k_keeps_the_k_best() -> None:
-    assert set(draws(seed=3, top_k=2)) == {0, 1}
+def test_top_k_keeps_the_k_best(sample: Sample) -> None:
+    assert set(draws(sample, seed=3, top_k=2)) == {0, 1}
 
 
-def test_top_p_keeps_the_fewest_that_hold_it() -> None:
-    assert set(draws(seed=3, top_p=0.5)) == {0}
-    assert set(draws(seed=3, top_p=0.51)) == {0, 1}
-    assert set(draws(seed=3, top_p=0.75)) == {0, 1, 2, 3}  # 2 and 3 tie: both stay, whatever the sort does
+def test_top_p_keeps_the_fewest_that_hold_it(sample: Sample) -> None:
+    assert set(draws(sample, seed=3, top_p=0.5)) == {0}
+    assert set(draws(sample, seed=3, top_p=0.51)) == {0, 1}
+    assert set(draws(sample, seed=3, top_p=0.75)) == {0, 1, 2, 3}  # 2 and 3 tie: both stay, whatever the sort does
 
 
-def test_top_p_counts_within_what_top_k_left() -> None:
-    assert set(draws(seed=3, top_k=2, top_p=0.7)) == {0}
+def test_top_p_counts_within_what_top_k_left(sample: Sample) -> None:
+    assert set(draws(sample, seed=3, top_k=2, top_p=0.7)) == {0}
 
 
-def test_min_p_is_relative_to_the_best() -> None:
-    assert set(draws(seed=3, min_p=0.19)) == {0, 1, 2, 3}
+def test_min_p_is_relative_to_the_best(sample: Sample) -> None:
+    assert set(draws(sample, seed=3, min_p=0.19)) == {0, 1, 2, 3}
 
 
-def test_a_wide_nucleus_of_a_large_vocabulary_is_found_by_looking_further() -> None:
+def test_a_wide_nucleus_of_a_large_vocabulary_is_found_by_looking_further(sample: Sample) -> None:
     flat = torch.zeros(1, 40_000)
     tokens = [sample(flat.clone(), [sequence(p, seed=5, top_p=0.9)])[0] for p in range(20)]
     assert len(set(tokens)) == 20
 
 
-def test_the_seed_choice_and_position_decide_and_neighbours_do_not() -> None:
+def test_the_seed_choice_and_position_decide_and_neighbours_do_not(sample: Sample) -> None:
     alone = [sample(logits(), [sequence(p, 2, seed=9)])[0] for p in range(50)]
     crowd = [
         sample(logits(3), [sequence(0, temperature=0.0), sequence(p, 2, seed=9), sequence(p, 0, seed=1, top_k=1)])[1]
@@ -95,7 +105,7 @@ def test_the_seed_choice_and_position_decide_and_neighbours_do_not() -> None:
     assert alone != [sample(logits(), [sequence(p, 2, seed=10)])[0] for p in range(50)]
 
 
-def test_frequency_and_presence_penalties_count_output_only() -> None:
+def test_frequency_and_presence_penalties_count_output_only(sample: Sample) -> None:
     row = torch.tensor([[1.0, 1.0, 1.0, 0.9]])
     batch = [sequence(temperature=0.0, prompt=[2], output=[0, 0, 1], frequency_penalty=0.1, presence_penalty=0.5)]
     scores = row.clone()
@@ -103,14 +113,14 @@ def test_frequency_and_presence_penalties_count_output_only() -> None:
     torch.testing.assert_close(scores, torch.tensor([[1.0 - 0.7, 1.0 - 0.6, 1.0, 0.9]]))
 
 
-def test_the_repetition_penalty_counts_prompt_and_output_and_follows_the_sign() -> None:
+def test_the_repetition_penalty_counts_prompt_and_output_and_follows_the_sign(sample: Sample) -> None:
     scores = torch.tensor([[2.0, -2.0, 1.5, 0.0]])
     batch = [sequence(temperature=0.0, prompt=[0], output=[1], repetition_penalty=2.0)]
     assert sample(scores, batch) == [2]
     assert scores.tolist() == [[1.0, -4.0, 1.5, 0.0]]
 
 
-def test_logit_bias_moves_and_min_tokens_masks_the_ends() -> None:
+def test_logit_bias_moves_and_min_tokens_masks_the_ends(sample: Sample) -> None:
     row = torch.tensor([[1.0, 2.0, 3.0]])
     assert sample(row.clone(), [sequence(temperature=0.0, logit_bias={0: 5.0})]) == [0]
     ending: dict[str, Any] = {"temperature": 0.0, "eos_token_ids": (2,), "min_tokens": 2, "max_tokens": 4}
@@ -119,7 +129,7 @@ def test_logit_bias_moves_and_min_tokens_masks_the_ends() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_rule_39_nan_logits_fail_that_sequence_alone(temperature: float) -> None:
+def test_rule_39_nan_logits_fail_that_sequence_alone(sample: Sample, temperature: float) -> None:
     rows = logits(3)
     rows[1, 2] = float("nan")
     tokens = sample(rows, [sequence(temperature=temperature, seed=1)] * 3)
@@ -127,7 +137,7 @@ def test_rule_39_nan_logits_fail_that_sequence_alone(temperature: float) -> None
     assert tokens[0] is not None and tokens[0] == tokens[2]
 
 
-def test_a_row_with_everything_masked_fails_alone() -> None:
+def test_a_row_with_everything_masked_fails_alone(sample: Sample) -> None:
     rows = torch.full((2, 4), -math.inf)
     rows[1] = 0.0
     assert sample(rows, [sequence(temperature=0.0)] * 2) == [None, 0]
