@@ -174,6 +174,13 @@ async def credit_statement(
     return await _close(connection, document, cells, new, row.start_us, row.end_us, at_us)
 
 
+async def cells_of_draft(connection: AsyncConnection, row: StatementRow) -> tuple[StatementDocument, list[Cell]]:
+    """A draft's document and cells as the books stand now."""
+    team = await _team(connection, row.team_id)
+    start_us, end_us = month_bounds(row.month, team.timezone)
+    return await _state(connection, team, row.month, start_us, end_us)
+
+
 async def get_statement(connection: AsyncConnection, team_id: str, statement_id: int) -> StatementRow:
     """Raises `NotFound`: also for another team's statement."""
     columns = statements.c
@@ -235,8 +242,8 @@ async def _state(
         start_us=start_us,
         currency=team.settlement_currency,
         months={start: name for start, (_, name) in months.items()},
-        prices=await _prices(connection, {cell.key.price_row_id for cell in cells}),
-        sells=await _sells(connection, {cell.key.sell_id for cell in cells}),
+        prices=await price_rows_of(connection, {cell.key.price_row_id for cell in cells}),
+        sells=await sell_rows_of(connection, {cell.key.sell_id for cell in cells}),
     )
     document = StatementDocument(
         kind=STATEMENT,
@@ -259,13 +266,15 @@ async def _state(
     return document, cells
 
 
-async def _prices(connection: AsyncConnection, ids: set[int]) -> dict[int, PriceRow]:
+async def price_rows_of(connection: AsyncConnection, ids: set[int]) -> dict[int, PriceRow]:
+    """The price rows of these ids, as far as they exist."""
     columns = [price_rows.c[name] for name in PriceRow.__dataclass_fields__]
     rows = await connection.execute(select(*columns).where(price_rows.c.id.in_(sorted(ids))))
     return {row.id: PriceRow(**{**row._mapping, "token_class": TokenClass(row.token_class)}) for row in rows}
 
 
-async def _sells(connection: AsyncConnection, ids: set[int]) -> dict[int, SellRow]:
+async def sell_rows_of(connection: AsyncConnection, ids: set[int]) -> dict[int, SellRow]:
+    """The sell rows of these ids, as far as they exist."""
     columns = [sell_rows.c[name] for name in SellRow.__dataclass_fields__]
     rows = await connection.execute(select(*columns).where(sell_rows.c.id.in_(sorted(ids))))
     return {row.id: SellRow(**row._mapping) for row in rows}

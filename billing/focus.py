@@ -1,0 +1,266 @@
+"""A statement as rows of FOCUS 1.2, the FinOps Open Cost and Usage Specification (https://focus.finops.org, version 1.2).
+
+The pricing currency is that of the price row (USD), the billing currency the team's (CNY). One row per cell of the statement,
+so that one row has one rate:
+
+    ListUnitPrice        list price x reference rate (the market's), ListCost = ListUnitPrice x PricingQuantity
+    ContractedUnitPrice  list price x settlement rate, ContractedCost = ContractedUnitPrice x PricingQuantity
+    BilledCost           what the usage rows settle at: each request rounded to nano once, then summed
+    PricingCurrency…     the same in the pricing currency, before any exchange
+
+Contracted and billed cost differ by those roundings only, at most half a nano a request. One Adjustment row takes the billed
+sum to what the invoice says. Where no reference rate is in force, the list price is taken at the settlement rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+from billing.csv_text import write_csv
+from billing.exchange import IDENTITY, Quote, RateBook, RateKind, RateRow
+from billing.money import MICRO, NANO, Money, divide_half_even, format_scaled
+from billing.prices import UNIT_SIZE, PriceRow
+from billing.reads import parse_ids
+from billing.selling import SellRow
+from billing.statement_cells import Cell
+from billing.statement_documents import StatementDocument
+from billing.terms import TermsRow
+from billing.times import DAY_US
+
+COLUMNS: Final = (
+    "BilledCost",
+    "BillingAccountId",
+    "BillingAccountName",
+    "BillingAccountType",
+    "BillingCurrency",
+    "BillingPeriodEnd",
+    "BillingPeriodStart",
+    "ChargeCategory",
+    "ChargeClass",
+    "ChargeDescription",
+    "ChargeFrequency",
+    "ChargePeriodEnd",
+    "ChargePeriodStart",
+    "ConsumedQuantity",
+    "ConsumedUnit",
+    "ContractedCost",
+    "ContractedUnitPrice",
+    "EffectiveCost",
+    "InvoiceId",
+    "InvoiceIssuerName",
+    "ListCost",
+    "ListUnitPrice",
+    "PricingCategory",
+    "PricingCurrency",
+    "PricingCurrencyContractedUnitPrice",
+    "PricingCurrencyEffectiveCost",
+    "PricingCurrencyListUnitPrice",
+    "PricingQuantity",
+    "PricingUnit",
+    "ProviderName",
+    "PublisherName",
+    "RegionId",
+    "RegionName",
+    "ResourceId",
+    "ResourceName",
+    "ResourceType",
+    "ServiceCategory",
+    "ServiceName",
+    "ServiceSubcategory",
+    "SkuId",
+    "SkuMeter",
+    "SkuPriceDetails",
+    "SkuPriceId",
+    "SubAccountId",
+    "SubAccountName",
+    "Tags",
+    "x_ConsumedQuantity",
+    "x_PolicyCost",
+    "x_ReferenceCost",
+    "x_Requests",
+    "x_RateIds",
+    "x_TermsId",
+    "x_TokenClass",
+    "x_Unpriced",
+)
+ISSUER: Final = "Metergate"
+DECIMALS: Final = 18
+"""Unit prices and quantities that do not end are printed to this many decimals; costs are products of what is printed."""
+_SCALE: Final = 10**DECIMALS
+_UNITS: Final[dict[str, tuple[str, str]]] = {
+    "mtok": ("Tokens", "1000000 Tokens"),
+    "request": ("Requests", "Requests"),
+    "second": ("Seconds", "Seconds"),
+    "image": ("Images", "Images"),
+    "hour": ("Microseconds", "Hours"),
+}
+"""Price unit: the unit that is counted, the unit that is priced."""
+
+FocusRow = dict[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class FocusSource:
+    """What the rows are made of: the statement, its cells and the catalog rows that they name."""
+
+    document: StatementDocument
+    cells: Sequence[Cell]
+    months: Mapping[int, tuple[str, str]]
+    """Start and end of each cell's month, as RFC 3339."""
+    prices: Mapping[int, PriceRow]
+    sells: Mapping[int, SellRow]
+    terms: Mapping[int, TermsRow]
+    rates: Mapping[int, RateRow]
+
+
+def focus_rows(source: FocusSource) -> list[FocusRow]:
+    """The rows of a statement; their BilledCost sums to its payable amount exactly."""
+    rows = [_usage_row(source, cell) for cell in source.cells]
+    billed = sum(cell.settled_nano or 0 for cell in source.cells)
+    payable = source.document.totals.payable
+    difference = Money.parse(payable.amount, payable.currency).nano - billed
+    if difference:
+        rows.append(_rounding_row(source.document, difference))
+    return rows
+
+
+def focus_csv(rows: Iterable[FocusRow]) -> str:
+    return write_csv(COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
+
+
+def _usage_row(source: FocusSource, cell: Cell) -> FocusRow:
+    document, key = source.document, cell.key
+    price = source.prices.get(key.price_row_id)
+    start, end = source.months[key.source_start_us]
+    late = start != document.start or document.kind == "credit_note"
+    row = _common(document)
+    row |= {
+        "ChargeCategory": "Usage",
+        "ChargeClass": "Correction" if late else None,
+        "ChargeDescription": f"{key.model} {key.token_class} over {key.provider or 'no provider'}",
+        "ChargeFrequency": "Usage-Based",
+        "ChargePeriodStart": start,
+        "ChargePeriodEnd": end,
+        "BilledCost": _nano(cell.settled_nano or 0),
+        "EffectiveCost": _nano(cell.settled_nano or 0),
+        "PublisherName": key.provider or ISSUER,
+        "ResourceId": f"{key.provider}/{key.provider_model}" if key.provider else None,
+        "ResourceName": key.provider_model or None,
+        "ResourceType": "Model" if key.provider else None,
+        "ServiceName": key.model,
+        "x_ConsumedQuantity": str(cell.quantity),
+        "x_PolicyCost": None if cell.policy_nano is None else _nano(cell.policy_nano),
+        "x_ReferenceCost": None if cell.reference_nano is None else _nano(cell.reference_nano),
+        "x_Requests": str(cell.lines),
+        "x_RateIds": key.rate_ids.replace(",", " ") or None,
+        "x_TermsId": str(key.terms_id) if key.terms_id else None,
+        "x_TokenClass": key.token_class,
+        "x_Unpriced": "true" if cell.settled_nano is None else "false",
+    }
+    if price is None or cell.settled_nano is None:
+        return row | {"ContractedCost": row["BilledCost"], "ListCost": row["BilledCost"]}
+    return row | _priced(source, cell, price)
+
+
+def _priced(source: FocusSource, cell: Cell, price: PriceRow) -> FocusRow:
+    key, billing_currency = cell.key, source.document.currency
+    sell = source.sells.get(key.sell_id)
+    unit = Fraction(price.amount_micro, MICRO)
+    if sell is not None and sell.multiplier_micro is not None:
+        unit *= Fraction(sell.multiplier_micro, MICRO)
+    market, contract = _quotes(source, cell, price.currency, billing_currency)
+    quantity = _printed(Fraction(cell.quantity, UNIT_SIZE[price.unit]))
+    listed, contracted = _printed(unit * market), _printed(unit * contract)
+    counted, priced = _UNITS[price.unit]
+    return {
+        "ConsumedQuantity": str(cell.quantity),
+        "ConsumedUnit": counted,
+        "ContractedCost": _exact(contracted * quantity),
+        "ContractedUnitPrice": _exact(contracted),
+        "ListCost": _exact(listed * quantity),
+        "ListUnitPrice": _exact(listed),
+        "PricingCategory": "Standard",
+        "PricingCurrency": price.currency,
+        "PricingCurrencyContractedUnitPrice": _exact(_printed(unit)),
+        "PricingCurrencyEffectiveCost": _nano(cell.list_nano or 0),
+        "PricingCurrencyListUnitPrice": _exact(_printed(unit)),
+        "PricingQuantity": _exact(quantity),
+        "PricingUnit": priced,
+        "SkuId": f"{price.price_list}/{price.model}/{price.token_class}",
+        "SkuMeter": f"{price.token_class} {counted}",
+        "SkuPriceId": str(price.id) if not key.sell_id else f"{price.id}-{key.sell_id}",
+    }
+
+
+def _quotes(source: FocusSource, cell: Cell, base: str, quote: str) -> tuple[Fraction, Fraction]:
+    """The reference rate and the settlement rate that the cell's requests were rated at, out of the rows they name."""
+    if base == quote:
+        return Fraction(1), Fraction(1)
+    rows = [source.rates[each] for each in parse_ids(cell.key.rate_ids) if each in source.rates]
+    at_us = max((row.effective_from_us for row in rows), default=0)
+    book = RateBook(rows, reference_max_age_us=200 * 365 * DAY_US)
+    terms = source.terms.get(cell.key.terms_id)
+    settled = None if terms is None else terms.settlement(book, at_us, book.version)
+    market = book.find(RateKind.REFERENCE, base, quote, at_us, book.version)
+    settled = settled or market or IDENTITY
+    return _fraction(market or settled), _fraction(settled)
+
+
+def _fraction(quote: Quote) -> Fraction:
+    return Fraction(quote.numerator, quote.denominator)
+
+
+def _rounding_row(document: StatementDocument, nano: int) -> FocusRow:
+    amount = _nano(nano)
+    return _common(document) | {
+        "ChargeCategory": "Adjustment",
+        "ChargeClass": "Correction" if document.kind == "credit_note" else None,
+        "ChargeDescription": f"Rounding of the invoice to the minor unit of {document.currency}",
+        "ChargeFrequency": "One-Time",
+        "ChargePeriodStart": document.start,
+        "ChargePeriodEnd": document.end,
+        "BilledCost": amount,
+        "ContractedCost": amount,
+        "EffectiveCost": amount,
+        "ListCost": amount,
+        "PublisherName": ISSUER,
+        "ServiceName": "Rounding",
+        "x_Requests": "0",
+        "x_Unpriced": "false",
+    }
+
+
+def _common(document: StatementDocument) -> FocusRow:
+    row: FocusRow = dict.fromkeys(COLUMNS)
+    return row | {
+        "BillingAccountId": document.team_id,
+        "BillingAccountName": document.team_name,
+        "BillingAccountType": "Team",
+        "BillingCurrency": document.currency,
+        "BillingPeriodStart": document.start,
+        "BillingPeriodEnd": document.end,
+        "InvoiceId": document.number,
+        "InvoiceIssuerName": ISSUER,
+        "ProviderName": ISSUER,
+        "ServiceCategory": "AI and Machine Learning",
+        "ServiceSubcategory": "Generative AI",
+    }
+
+
+def _nano(nano: int) -> str:
+    return format_scaled(nano, NANO)
+
+
+def _printed(value: Fraction) -> Fraction:
+    """The value as it can be printed: rounded half-even to the last decimal there is room for."""
+    return Fraction(divide_half_even(value.numerator * _SCALE, value.denominator), _SCALE)
+
+
+def _exact(value: Fraction) -> str:
+    scale = _SCALE * _SCALE
+    scaled = value * scale
+    assert scaled.denominator == 1
+    return format_scaled(scaled.numerator, scale)
