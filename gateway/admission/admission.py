@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.budgets import BudgetRow
 from billing.errors import NoPrice, NoRate, NoTerms
 from billing.exchange import RateBook
-from billing.rating import Payer, Rated, check_settleable
+from billing.rating import Payer, Rated
 from billing.usage import Usage
 from gateway.admission import answers
 from gateway.admission.claims import BudgetWindow, Charge, Claim, Granted, Refused, Scope, Unseeded
@@ -27,6 +27,7 @@ from gateway.admission.periods import Periods
 from gateway.admission.reservation import OutputCap, PricedRoute, Reserve, listed_nano, output_cap, worst_list_nano
 from gateway.admission.seeding import BudgetCatalog, Seeding
 from gateway.admission.store import LimitStore, StoreUnavailable
+from gateway.admission.wallet import WALLET, wallet_budget
 from gateway.errors import ApiError, model_not_allowed, unavailable
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ R = TypeVar("R", bound=PricedRoute)
 LEASE_TTL_S: Final = 60.0
 """How long the reservations of a process that died stay; a living one renews them three times as often."""
 TRIES: Final = 4
+USED_US: Final = 10_000_000
+"""How often a budget period in use is reported as such."""
 
 
 class CatalogView(Protocol):
@@ -75,16 +78,25 @@ class Lease(Generic[R]):
     finished: bool = field(default=False)
 
 
+class _Standing(NamedTuple):
+    """What every request of one key has in common under one snapshot."""
+
+    identity: Identity
+    snapshot: Snapshot
+    payer: Payer
+    scopes: tuple[Scope, ...]
+    budgets: tuple[BudgetRow, ...]
+    hard: bool
+
+
 @dataclass(slots=True)
 class _Asked(Generic[R]):
     """One request, as it is priced and claimed."""
 
-    identity: Identity
-    snapshot: Snapshot
+    standing: _Standing
     request_id: UUID
     at_us: int
     model_name: str
-    payer: Payer
     input_tokens: int
     output_tokens: int
     """All choices together."""
@@ -94,6 +106,8 @@ class _Asked(Generic[R]):
     routes: list[R]
     costs: list[int]
     """What each route can settle at, at most, in nano of the payer's currency."""
+    idle: list[BudgetWindow] = field(default_factory=list)
+    """Wallets that nobody has drawn on for a while: what the store knows of them may be old."""
 
 
 class Admission:
@@ -114,7 +128,9 @@ class Admission:
         self._ttl_us = int(lease_ttl_s * 1_000_000)
         self._periods = Periods()
         self._reserve = Reserve()
-        self._leases: WeakValueDictionary[UUID, Lease[PricedRoute]] = WeakValueDictionary()
+        self._leases: WeakValueDictionary[int, Lease[PricedRoute]] = WeakValueDictionary()
+        self._standings: dict[str, _Standing] = {}
+        self._standing_in: Snapshot | None = None
         self._indexed: tuple[object, dict[int, BudgetRow]] = (None, {})
         self.seeding = Seeding(database, store, BudgetCatalog(self._budget, self._rates))
         self._renewal: asyncio.Task[None] | None = None
@@ -160,10 +176,12 @@ class Admission:
             raise unavailable("The gateway has not read its catalog yet; try again.", retry_after_s=1.0) from error
         cap = _cap(output_cap, model, self.settings.limits.default_output_reserve)
         asked = self._ask(identity, snapshot, request_id, at_us, input_tokens, cap, n, candidates, model)
-        hard = any(budget.hard for budget in asked.budgets)
+        hard = asked.standing.hard
         if not asked.scopes and not asked.budgets:
             return self._lease(asked, Claim(request_id, (), asked.tokens, (), self._ttl_us), cap, n, hard, [])
         claim = self._claim(asked, asked.routes, asked.costs)
+        if asked.idle:
+            await self._wake(asked.idle)
         while True:
             claim, answer = await self._decide(asked, claim)
             if isinstance(answer, Granted):
@@ -250,54 +268,58 @@ class Admission:
         model: ModelSettings | None,
     ) -> _Asked[R]:
         output_tokens = cap.tokens * n if cap is not None else 0
-        scopes: list[Scope] = []
-        if identity.limits != UNLIMITED:
-            scopes.append(Scope(identity.key_id, identity.limits))
+        standing = self._standings.get(identity.key_id)
+        if standing is None or standing.identity is not identity or standing.snapshot is not snapshot:
+            standing = self._stand(identity, snapshot)
+        scopes = standing.scopes
         if model is not None and identity.model_limits:
             limits = identity.model_limits.get(model.name)
             if limits is not None and limits != UNLIMITED:
-                scopes.append(Scope(f"{identity.key_id}/{model.name}", limits))
+                scopes = (*scopes, Scope(f"{identity.key_id}/{model.name}", limits))
         asked: _Asked[R] = _Asked(
-            identity=identity,
-            snapshot=snapshot,
-            request_id=request_id,
-            at_us=at_us,
-            model_name=model.name if model is not None else candidates[0].model if candidates else "",
-            payer=Payer(identity.team_id, identity.settlement_currency),
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            tokens=_token_estimate(input_tokens, output_tokens, cap, scopes),
-            scopes=tuple(scopes),
-            budgets=snapshot.budgets.over(identity),
-            routes=list(candidates),
-            costs=[],
+            standing,
+            request_id,
+            at_us,
+            model.name if model is not None else candidates[0].model if candidates else "",
+            input_tokens,
+            output_tokens,
+            _token_estimate(input_tokens, output_tokens, cap, scopes),
+            scopes,
+            standing.budgets,
+            [],
+            [],
         )
         if candidates:
             self._price(asked, candidates)
         return asked
 
+    def _stand(self, identity: Identity, snapshot: Snapshot) -> _Standing:
+        if self._standing_in is not snapshot:
+            self._standing_in = snapshot
+            self._standings.clear()
+        budgets = _budgets_over(identity, snapshot)
+        standing = self._standings[identity.key_id] = _Standing(
+            identity,
+            snapshot,
+            Payer(identity.team_id, identity.settlement_currency),
+            (Scope(identity.key_id, identity.limits),) if identity.limits != UNLIMITED else (),
+            budgets,
+            any(budget.hard for budget in budgets),
+        )
+        return standing
+
     def _price(self, asked: _Asked[R], candidates: Sequence[R]) -> None:
         """The candidates that can be charged, with their worst cases. Raises `ApiError` when none is left."""
-        books, pins = asked.snapshot.books, asked.snapshot.pins
-        must_be_priced = asked.identity.prepaid or any(budget.hard for budget in asked.budgets)
+        books, pins = asked.standing.snapshot.books, asked.standing.snapshot.pins
+        must_be_priced = asked.standing.identity.prepaid or asked.standing.hard
         asked.routes, asked.costs = [], []
         refusal: ApiError | None = None
         for route in candidates:
             cost = 0
             try:
-                if asked.budgets:
-                    cost = self._reserve.settled_nano(
-                        books, pins, asked.at_us, asked.payer, route, asked.input_tokens, asked.output_tokens
-                    )
-                else:
-                    check_settleable(
-                        books,
-                        pins,
-                        at_us=asked.at_us,
-                        payer=asked.payer,
-                        price_list=route.price_list,
-                        model=route.model,
-                    )
+                cost = self._reserve.settled_nano(
+                    books, pins, asked.at_us, asked.standing.payer, route, asked.input_tokens, asked.output_tokens
+                )
             except NoPrice:
                 if must_be_priced:
                     refusal = refusal or answers.unpriced(asked.model_name)
@@ -322,28 +344,43 @@ class Admission:
             try:
                 if budget.scope == "all":
                     nano = self._most_listed(asked, routes, budget.currency)
-                elif budget.currency == asked.payer.currency:
+                elif budget.currency == asked.standing.payer.currency:
                     nano = most
                 else:
-                    raise NoRate(f"it stands in {budget.currency}, and the team settles in {asked.payer.currency}")
+                    raise NoRate(
+                        f"it stands in {budget.currency}, and the team settles in {asked.standing.payer.currency}"
+                    )
             except NoRate as error:
                 if budget.hard:
                     raise answers.uncountable(str(error)) from error
                 continue
             period = self._periods.of(budget, asked.at_us)
-            self.seeding.used(period.window)
-            window = period.window
-            charges.append(Charge(budget.id, nano, budget.amount_nano, window.window, period.end_us, budget.hard))
+            if asked.at_us - period.used_us > USED_US:
+                period.used_us = asked.at_us
+                if budget.scope == WALLET and not self.seeding.follows(period.window):
+                    asked.idle.append(period.window)
+                self.seeding.used(period.window)
+            charges.append(
+                Charge(budget.id, nano, budget.amount_nano, period.window.window, period.end_us, budget.hard)
+            )
             counted.append(budget)
-        asked.budgets = tuple(counted)
+        if len(counted) != len(asked.budgets):
+            asked.budgets = tuple(counted)
         return tuple(charges)
 
     def _most_listed(self, asked: _Asked[R], routes: Sequence[R], currency: str) -> int:
-        books, pins, most = asked.snapshot.books, asked.snapshot.pins, 0
+        books, pins, most = asked.standing.snapshot.books, asked.standing.snapshot.pins, 0
         for route in routes:
             try:
                 worst = worst_list_nano(
-                    books, pins, asked.at_us, route, asked.input_tokens, asked.output_tokens, currency
+                    books,
+                    pins,
+                    asked.at_us,
+                    asked.standing.payer,
+                    route,
+                    asked.input_tokens,
+                    asked.output_tokens,
+                    currency,
                 )
             except NoPrice:  # let through only where no hard budget applies
                 continue
@@ -362,6 +399,13 @@ class Admission:
                 return claim, answer
             claim = await self._seed(asked, claim, answer.windows)
         raise answers.store_unavailable(StoreUnavailable("the budgets are still being counted"))
+
+    async def _wake(self, windows: list[BudgetWindow]) -> None:
+        """Have wallets counted anew: money may have come in since they were last used. What cannot be read stays as it is."""
+        try:
+            await self.seeding.seed(windows)
+        except StoreUnavailable as error:
+            logger.info("a wallet is not brought in line before its first use: %s", error)
 
     async def _seed(self, asked: _Asked[R], claim: Claim, windows: Sequence[BudgetWindow]) -> Claim:
         """Have the budgets counted. Soft ones that cannot be are left out of the claim; hard ones refuse the request."""
@@ -401,19 +445,19 @@ class Admission:
     ) -> Lease[R]:
         send = cap.tokens if hard and (cap.clamped or not cap.named) else None
         lease = Lease(
-            request_id=asked.request_id,
-            identity=asked.identity,
-            headers=headers,
-            output_cap=send,
-            reserved=Usage(input=asked.input_tokens, output=cap.tokens * n),
-            routes=tuple(asked.routes),
-            claim=claim,
-            snapshot=asked.snapshot,
-            at_us=asked.at_us,
-            budgets=asked.budgets,
+            asked.request_id,
+            asked.standing.identity,
+            headers,
+            send,
+            Usage(input=asked.input_tokens, output=cap.tokens * n),
+            tuple(asked.routes),
+            claim,
+            asked.standing.snapshot,
+            asked.at_us,
+            asked.budgets,
         )
         if claim.scopes or claim.charges:
-            self._leases[asked.request_id] = lease  # type: ignore[assignment]
+            self._leases[asked.request_id.int] = lease  # type: ignore[assignment]
         return lease
 
     async def _renew_forever(self) -> None:
@@ -443,6 +487,14 @@ class Admission:
 
 
 _cap = output_cap
+
+
+def _budgets_over(identity: Identity, snapshot: Snapshot) -> tuple[BudgetRow, ...]:
+    """Every budget that the request draws on, and its team's wallet where that is prepaid."""
+    budgets = snapshot.budgets.over(identity)
+    if not identity.prepaid:
+        return budgets
+    return (*budgets, wallet_budget(snapshot.teams[identity.team_id]))
 
 
 def _token_estimate(input_tokens: int, output_tokens: int, cap: OutputCap | None, scopes: Sequence[Scope]) -> int:

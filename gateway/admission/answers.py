@@ -11,6 +11,7 @@ from billing.times import format_time
 from gateway import errors
 from gateway.admission.claims import Claim, Counters, Refused, Scope
 from gateway.admission.store import StoreUnavailable
+from gateway.admission.wallet import WALLET
 from gateway.errors import ApiError
 
 Headers = list[tuple[bytes, bytes]]
@@ -22,27 +23,31 @@ PARALLEL_RETRY_S: Final = 1.0
 def limit_headers(scopes: Sequence[Scope], counters: Sequence[Counters]) -> Headers:
     """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, each of the scope that has least left."""
     headers: Headers = []
-    tightest: tuple[int, int, int] | None = None
+    requests = tokens = _NO_LIMIT
     for scope, state in zip(scopes, counters, strict=True):
         limit = scope.limits.requests_per_minute
-        if limit is not None and (tightest is None or limit - state.requests_used < tightest[1]):
-            tightest = limit, limit - state.requests_used, state.requests_reset_us
-    if tightest is not None:
-        _append(headers, b"requests", *tightest)
-    tightest = None
-    for scope, state in zip(scopes, counters, strict=True):
+        if limit is not None and limit - state.requests_used < requests[0]:
+            requests = limit - state.requests_used, limit, state.requests_reset_us
         limit = scope.limits.tokens_per_minute
-        if limit is not None and (tightest is None or limit - state.tokens_used < tightest[1]):
-            tightest = limit, limit - state.tokens_used, state.tokens_reset_us
-    if tightest is not None:
-        _append(headers, b"tokens", *tightest)
+        if limit is not None and limit - state.tokens_used < tokens[0]:
+            tokens = limit - state.tokens_used, limit, state.tokens_reset_us
+    reset = duration(requests[2])
+    if requests is not _NO_LIMIT:
+        _append(headers, _REQUESTS, requests, reset)
+    if tokens is not _NO_LIMIT:
+        _append(headers, _TOKENS, tokens, reset if tokens[2] == requests[2] else duration(tokens[2]))
     return headers
 
 
-def _append(headers: Headers, what: bytes, limit: int, remaining: int, reset_us: int) -> None:
-    headers.append((b"x-ratelimit-limit-" + what, b"%d" % limit))
-    headers.append((b"x-ratelimit-remaining-" + what, b"%d" % max(0, remaining)))
-    headers.append((b"x-ratelimit-reset-" + what, duration(reset_us)))
+_NO_LIMIT: Final = (1 << 62, 0, 0)
+_REQUESTS: Final = (b"x-ratelimit-limit-requests", b"x-ratelimit-remaining-requests", b"x-ratelimit-reset-requests")
+_TOKENS: Final = (b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens", b"x-ratelimit-reset-tokens")
+
+
+def _append(headers: Headers, names: tuple[bytes, bytes, bytes], state: tuple[int, int, int], reset: bytes) -> None:
+    remaining, limit, _ = state
+    left = b"%d" % (remaining if remaining > 0 else 0)
+    headers += ((names[0], b"%d" % limit), (names[1], left), (names[2], reset))
 
 
 def duration(us: int) -> bytes:
@@ -50,10 +55,10 @@ def duration(us: int) -> bytes:
     ms = -(-us // 1000)
     if ms < 1000:
         return b"%dms" % ms
-    minutes, ms = divmod(ms, 60_000)
     seconds, ms = divmod(ms, 1000)
+    minutes, seconds = divmod(seconds, 60)
     text = b"%d.%03d" % (seconds, ms)
-    text = text.rstrip(b"0").rstrip(b".")
+    text = text.rstrip(b"0").rstrip(b".") if ms else b"%d" % seconds
     return b"%dm%ss" % (minutes, text) if minutes else text + b"s"
 
 
@@ -91,12 +96,25 @@ def _when(retry_after_us: int | None) -> str:
     return f"Try again in {duration(retry_after_us).decode()}."
 
 
+def _empty_wallet(budget: BudgetRow, answer: Refused, could_cost: Money) -> str:
+    left = Money(budget.currency, max(0, answer.available_nano))
+    credit = (
+        f" (its credit limit of {Money(budget.currency, budget.amount_nano)} included)" if budget.amount_nano else ""
+    )
+    return (
+        f"This team's prepaid wallet has {left} left{credit}, running requests deducted, and this request could cost "
+        f"{could_cost}. Ask for fewer output tokens, or top the wallet up."
+    )
+
+
 def over_budget(budget: BudgetRow, answer: Refused, cost_nano: int, ends_us: int | None, headers: Headers) -> ApiError:
     """A hard budget has no room. What everybody spent together is nobody's business but the operator's."""
     resets = "It never resets." if ends_us is None else f"It resets at {format_time(ends_us)}."
     could_cost = Money(budget.currency, cost_nano)
     if budget.scope == "all":
         message = f"The budget of this installation has no room for a request that could cost {could_cost}. {resets}"
+    elif budget.scope == WALLET:
+        message = _empty_wallet(budget, answer, could_cost)
     else:
         limit, left = Money(budget.currency, budget.amount_nano), Money(budget.currency, max(0, answer.available_nano))
         period = "in total" if budget.period == "total" else f"per {budget.period}"

@@ -5,16 +5,20 @@ A claim is admitted whole or not at all. Amounts are integer nano of the budget'
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 from uuid import UUID
+
+from msgspec import Struct
 
 from gateway.admission.limits import Limits
 
+WALLET_PREFIX: Final = "wallet/"
 
-@dataclass(frozen=True, slots=True)
-class BudgetWindow:
-    """One period of one budget: what spending is counted against. `window` is "start-end" in us; no end for a total."""
+
+class BudgetWindow(Struct, frozen=True):
+    """One period of one budget: what spending is counted against. `window` is "start-end" in us; no end for a total.
+
+    A wallet's (`wallet.py`) begins with `WALLET_PREFIX` and has no period."""
 
     budget_id: int
     window: str
@@ -25,12 +29,13 @@ class BudgetWindow:
 
     def bounds(self) -> tuple[int, int | None]:
         """(start_us, end_us)."""
+        if self.window.startswith(WALLET_PREFIX):
+            return 0, None
         start, _, end = self.window.partition("-")
         return int(start), int(end) if end else None
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(Struct, frozen=True):
     """`amount_nano` (>= 0) to reserve in one budget's period, of which `limit_nano` may be spent. Soft budgets only count."""
 
     budget_id: int
@@ -41,16 +46,14 @@ class Charge:
     hard: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(Struct, frozen=True):
     """Whose minute and slots a request uses: a key's, or one key's for one model. `limits` may change between requests."""
 
     name: str
     limits: Limits
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """All that one request needs. `tokens` is the estimate that token limits count until settlement.
 
     The lease that it becomes lasts `ttl_us` unless renewed. Every scope and every charge must have room, or none is touched.
@@ -63,8 +66,7 @@ class Claim:
     ttl_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
+class Counters(Struct, frozen=True):
     """A scope's state after an answer: used in the sliding minute, and how long until each window is empty if nothing comes."""
 
     requests_used: int = 0
@@ -74,8 +76,7 @@ class Counters:
     tokens_reset_us: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(Struct, frozen=True):
     """`counters` of each scope, in the claim's order."""
 
     counters: tuple[Counters, ...]
@@ -84,8 +85,7 @@ class Granted:
 RefusedBy = Literal["requests", "tokens", "parallel", "budget"]
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct, frozen=True):
     """Nothing was consumed. `scope` (an index) or `budget_id` is what refused.
 
     After `retry_after_us` every window has room, if nobody else comes first; None means never. It is 0 where time alone does
@@ -100,8 +100,7 @@ class Refused:
     available_nano: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Unseeded:
+class Unseeded(Struct, frozen=True):
     """These budget periods are unknown to the store: reconcile them with the database, then ask again."""
 
     windows: tuple[BudgetWindow, ...]
@@ -110,16 +109,14 @@ class Unseeded:
 Answer = Granted | Refused | Unseeded
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
+class Base(Struct, frozen=True):
     """A budget period's spending as the database has it; `version` is that of the base which it replaces."""
 
     nano: int
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unshipped:
+class Unshipped(Struct, frozen=True):
     """Settlements that the database was not yet known to hold (`complete`: all of them), and the version of each budget period's
     base (0: unseeded)."""
 
@@ -128,8 +125,7 @@ class Unshipped:
     complete: bool
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetState:
+class BudgetState(Struct, frozen=True):
     """`spent_nano` = the database's sum as last reconciled + what settled since; `reserved_nano` by live leases."""
 
     seeded: bool = False
@@ -137,7 +133,6 @@ class BudgetState:
     reserved_nano: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Struct, frozen=True):
     counters: Counters
     budgets: dict[BudgetWindow, BudgetState]

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from billing.budgets import BudgetRow
 from billing.money import NANO, format_scaled
 from billing.times import format_time
 from gateway.admission.admission import Admission
 from gateway.admission.answers import store_unavailable
+from gateway.admission.claims import BudgetState
 from gateway.admission.periods import Periods
 from gateway.admission.store import StoreUnavailable
+from gateway.admission.wallet import wallet_budget
 
 if TYPE_CHECKING:
     from gateway.access.identity import Identity
@@ -42,9 +45,22 @@ class BudgetLeft(msgspec.Struct, frozen=True):
     resets_at: str | None
 
 
+class WalletLeft(msgspec.Struct, frozen=True):
+    """A prepaid team's wallet: `remaining` is balance and credit limit less what running requests hold."""
+
+    balance: str
+    credit_limit: str
+    reserved: str
+    remaining: str
+    currency: str
+
+
 class KeyState(msgspec.Struct, frozen=True):
+    """`wallet` is null for a team that pays afterwards."""
+
     remaining: Remaining
     budgets: list[BudgetLeft]
+    wallet: WalletLeft | None
 
 
 async def key_state(admission: Admission, snapshot: Snapshot, identity: Identity, at_us: int) -> KeyState:
@@ -52,10 +68,15 @@ async def key_state(admission: Admission, snapshot: Snapshot, identity: Identity
     budgets = [budget for budget in snapshot.budgets.over(identity) if budget.scope != "all"]
     periods = Periods()
     windows = {budget.id: periods.of(budget, at_us) for budget in budgets}
+    wallet = wallet_budget(snapshot.teams[identity.team_id]) if identity.prepaid else None
     asked = [period.window for period in windows.values()]
+    if wallet is not None:
+        asked.append(periods.of(wallet, at_us).window)
     try:
         view = await admission.store.view(identity.key_id, asked)
         unseeded = [window for window, state in view.budgets.items() if not state.seeded]
+        if wallet is not None and not admission.seeding.follows(asked[-1]) and asked[-1] not in unseeded:
+            unseeded.append(asked[-1])
         if unseeded:
             await admission.seeding.seed(unseeded)
             view = await admission.store.view(identity.key_id, asked)
@@ -87,7 +108,19 @@ async def key_state(admission: Admission, snapshot: Snapshot, identity: Identity
         _left(limits.tokens_per_minute, counters.tokens_used),
         _left(limits.max_parallel, counters.parallel),
     )
-    return KeyState(remaining, lefts)
+    return KeyState(remaining, lefts, None if wallet is None else _wallet_left(wallet, view.budgets[asked[-1]]))
+
+
+def _wallet_left(wallet: BudgetRow, state: BudgetState) -> WalletLeft:
+    balance_nano = -state.spent_nano
+    left = balance_nano + wallet.amount_nano - state.reserved_nano
+    return WalletLeft(
+        balance=format_scaled(balance_nano, NANO),
+        credit_limit=format_scaled(wallet.amount_nano, NANO),
+        reserved=format_scaled(state.reserved_nano, NANO),
+        remaining=format_scaled(max(0, left), NANO),
+        currency=wallet.currency,
+    )
 
 
 def _left(limit: int | None, used: int) -> int | None:

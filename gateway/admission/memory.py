@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from uuid import UUID
@@ -39,21 +40,31 @@ def steady_clock() -> Callable[[], int]:
     return lambda: (time.monotonic_ns() + offset_ns) // 1000
 
 
+_NOTHING: Mapping[tuple[int, str], int] = {}
+
+
 class _ScopeState:
-    __slots__ = ("parallel", "requests", "tokens")
+    __slots__ = ("bucket", "parallel", "requests", "tokens")
 
     def __init__(self) -> None:
+        self.bucket = -1
         self.parallel = 0
         self.requests = SlidingWindow()
         self.tokens = SlidingWindow()
 
     def slide(self, bucket: int) -> None:
-        self.requests.slide(bucket)
-        self.tokens.slide(bucket)
+        if bucket != self.bucket:
+            self.bucket = bucket
+            self.requests.slide(bucket)
+            self.tokens.slide(bucket)
 
     def counters(self, now_us: int) -> Counters:
         requests, tokens = self.requests, self.tokens
-        return Counters(requests.used, tokens.used, self.parallel, requests.reset_us(now_us), tokens.reset_us(now_us))
+        reset_us = requests.reset_us(now_us)
+        same = tokens.newest == requests.newest and tokens.used and requests.used
+        return Counters(
+            requests.used, tokens.used, self.parallel, reset_us, reset_us if same else tokens.reset_us(now_us)
+        )
 
 
 class _Held:
@@ -112,10 +123,11 @@ class MemoryStore:
         self._clock = clock or steady_clock()
         self._scopes: dict[str, _ScopeState] = {}
         self._budgets: dict[tuple[int, str], _Budget] = {}
-        self._leases: dict[UUID, _Lease] = {}
-        self._expiries: list[tuple[int, UUID]] = []
-        self._finished: dict[UUID, int] = {}
-        self._unshipped: dict[UUID, dict[tuple[int, str], int]] = {}
+        self._leases: dict[int, _Lease] = {}  # by the int of the request id: a UUID hashes in Python
+        self._expiries: list[tuple[int, int]] = []
+        self._finished: set[int] = set()
+        self._finished_order: deque[tuple[int, int]] = deque()
+        self._unshipped: dict[int, dict[tuple[int, str], int]] = {}
 
     async def start(self) -> None:
         return None
@@ -126,22 +138,23 @@ class MemoryStore:
     async def admit(self, claim: Claim) -> Answer:
         now_us = self._clock()
         self._expire(now_us)
-        if claim.request_id in self._finished:
+        request_id = claim.request_id.int
+        if request_id in self._finished:
             raise AlreadyFinished(f"request {claim.request_id} was settled or released before it asked to be admitted")
         states = self._states(claim, now_us)
-        if claim.request_id in self._leases:
+        if request_id in self._leases:
             return Granted(tuple([state.counters(now_us) for state in states]))
         return self._take(claim, states, now_us)
 
     async def amend(self, claim: Claim, tokens: int, charges: Sequence[Charge]) -> Answer:
         now_us = self._clock()
         self._expire(now_us)
-        if claim.request_id in self._finished:
+        if claim.request_id.int in self._finished:
             raise AlreadyFinished(
                 f"request {claim.request_id} was settled or released before it asked for an amendment"
             )
         states = self._states(claim, now_us)
-        lease = self._leases.get(claim.request_id)
+        lease = self._leases.get(claim.request_id.int)
         if lease is None:
             anew = Claim(claim.request_id, claim.scopes, tokens, tuple(charges), claim.ttl_us)
             return self._take(anew, states, now_us)
@@ -159,9 +172,9 @@ class MemoryStore:
     async def settle(self, claim: Claim, tokens: int, amounts: Mapping[int, int]) -> bool:
         now_us = self._clock()
         self._expire(now_us)
-        if not self._finish(claim.request_id, now_us):
+        if not self._finish(claim.request_id.int, now_us):
             return False
-        lease = self._leases.pop(claim.request_id, None)
+        lease = self._leases.pop(claim.request_id.int, None)
         if lease is not None:
             self._give_back(lease.charges)
             for held in lease.held:
@@ -173,9 +186,9 @@ class MemoryStore:
     async def release(self, claim: Claim) -> bool:
         now_us = self._clock()
         self._expire(now_us)
-        if not self._finish(claim.request_id, now_us):
+        if not self._finish(claim.request_id.int, now_us):
             return False
-        lease = self._leases.pop(claim.request_id, None)
+        lease = self._leases.pop(claim.request_id.int, None)
         if lease is not None:
             self._give_back(lease.charges)
             for held in lease.held:
@@ -187,7 +200,7 @@ class MemoryStore:
         now_us = self._clock()
         self._expire(now_us)
         for claim in claims:
-            lease = self._leases.get(claim.request_id)
+            lease = self._leases.get(claim.request_id.int)
             if lease is not None:
                 lease.expires_us = max(lease.expires_us, now_us + claim.ttl_us)
 
@@ -197,7 +210,7 @@ class MemoryStore:
         """Count, unchecked, leases (with the us of their admission) and settlements that were made elsewhere."""
         now_us = self._clock()
         for claim, admitted_us in held:
-            if claim.request_id not in self._leases and claim.request_id not in self._finished:
+            if claim.request_id.int not in self._leases and claim.request_id.int not in self._finished:
                 self._hold(claim, self._states(claim, now_us), now_us, min(admitted_us, now_us) // SECOND_US)
         for claim, amounts in settled:
             self._post(claim, amounts)
@@ -207,7 +220,7 @@ class MemoryStore:
         for request_id, amounts in self._unshipped.items():
             if len(settled) >= limit:
                 break
-            settled[request_id] = {BudgetWindow(*name): nano for name, nano in amounts.items()}
+            settled[UUID(int=request_id)] = {BudgetWindow(*name): nano for name, nano in amounts.items()}
         versions = {}
         for window in windows:
             budget = self._budgets.get((window.budget_id, window.window))
@@ -227,7 +240,7 @@ class MemoryStore:
             budget.base = base.nano
             budget.version += 1
         for request_id in shipped:
-            for name, nano in self._unshipped.pop(request_id, {}).items():
+            for name, nano in self._unshipped.pop(request_id.int, {}).items():
                 if name in budgets:
                     budgets[name].spent -= nano
                 elif name in self._budgets:
@@ -266,7 +279,7 @@ class MemoryStore:
 
     def _take(self, claim: Claim, states: list[_ScopeState], now_us: int) -> Answer:
         """Check everything, then write everything."""
-        blocked = self._check_budgets(claim.charges, states, now_us, {}) or _check_scopes(claim, states, now_us)
+        blocked = self._check_budgets(claim.charges, states, now_us, _NOTHING) or _check_scopes(claim, states, now_us)
         if blocked is not None:
             return blocked
         self._hold(claim, states, now_us, now_us // SECOND_US)
@@ -278,12 +291,12 @@ class MemoryStore:
         ]
         self._reserve(claim.charges)
         expires_us = now_us + claim.ttl_us
-        self._leases[claim.request_id] = _Lease(held, claim.charges, expires_us)
-        heappush(self._expiries, (expires_us, claim.request_id))
+        self._leases[claim.request_id.int] = _Lease(held, claim.charges, expires_us)
+        heappush(self._expiries, (expires_us, claim.request_id.int))
 
     def _post(self, claim: Claim, amounts: Mapping[int, int]) -> None:
         """Count what was spent on top of the bases, once per request."""
-        if claim.request_id in self._unshipped:
+        if claim.request_id.int in self._unshipped:
             return
         posted = {}
         for charge in claim.charges:
@@ -292,18 +305,18 @@ class MemoryStore:
                 posted[charge.budget_id, charge.window] = nano
                 self._budget(charge).spent += nano
         if posted:
-            self._unshipped[claim.request_id] = posted
+            self._unshipped[claim.request_id.int] = posted
 
     def _check_budgets(
         self, charges: Sequence[Charge], states: list[_ScopeState], now_us: int, own: Mapping[tuple[int, str], int]
     ) -> Unseeded | Refused | None:
         """`own` is what the same request holds already and would give back."""
-        unseeded: list[BudgetWindow] = []
+        unseeded: list[BudgetWindow] | None = None
         blocked: Refused | None = None
         for charge in charges:
             budget = self._budgets.get((charge.budget_id, charge.window))
             if budget is None or budget.version == 0:
-                unseeded.append(BudgetWindow(charge.budget_id, charge.window))
+                unseeded = [*(unseeded or ()), BudgetWindow(charge.budget_id, charge.window)]
                 continue
             if not charge.hard or blocked is not None:
                 continue
@@ -317,11 +330,15 @@ class MemoryStore:
 
     def _reserve(self, charges: Sequence[Charge]) -> None:
         for charge in charges:
-            self._budget(charge).reserved += charge.amount_nano
+            (
+                self._budgets.get((charge.budget_id, charge.window)) or self._budget(charge)
+            ).reserved += charge.amount_nano
 
     def _give_back(self, charges: Sequence[Charge]) -> None:
         for charge in charges:
-            self._budget(charge).reserved -= charge.amount_nano
+            (
+                self._budgets.get((charge.budget_id, charge.window)) or self._budget(charge)
+            ).reserved -= charge.amount_nano
 
     def _budget(self, charge: Charge) -> _Budget:
         budget = self._budgets.get((charge.budget_id, charge.window))
@@ -329,17 +346,15 @@ class MemoryStore:
             budget = self._budgets[charge.budget_id, charge.window] = _Budget(charge.ends_us)
         return budget
 
-    def _finish(self, request_id: UUID, now_us: int) -> bool:
+    def _finish(self, request_id: int, now_us: int) -> bool:
         """Remember that the request is over; False when it was already."""
-        finished = self._finished
+        finished, order = self._finished, self._finished_order
         if request_id in finished:
             return False
-        finished[request_id] = now_us + REMEMBERED_US
-        while finished:
-            oldest = next(iter(finished))
-            if finished[oldest] > now_us and len(finished) <= REMEMBERED_MAX:
-                break
-            del finished[oldest]
+        finished.add(request_id)
+        order.append((now_us + REMEMBERED_US, request_id))
+        while order[0][0] <= now_us or len(order) > REMEMBERED_MAX:
+            finished.discard(order.popleft()[1])
         return True
 
     def _expire(self, now_us: int) -> None:
@@ -367,6 +382,19 @@ class MemoryStore:
 
 
 def _check_scopes(claim: Claim, states: list[_ScopeState], now_us: int) -> Refused | None:
+    for scope, state in zip(claim.scopes, states, strict=True):
+        limits = scope.limits
+        requests, tokens, parallel = limits.requests_per_minute, limits.tokens_per_minute, limits.max_parallel
+        if (
+            (requests is not None and state.requests.used >= requests)
+            or (tokens is not None and state.tokens.used + claim.tokens > tokens)
+            or (parallel is not None and state.parallel >= parallel)
+        ):
+            return _refuse_scopes(claim, states, now_us)
+    return None
+
+
+def _refuse_scopes(claim: Claim, states: list[_ScopeState], now_us: int) -> Refused:
     """The first scope and limit without room, with the longest wait of all that have none."""
     failed: list[tuple[RefusedBy, int]] = []
     waits: list[int | None] = []
@@ -384,8 +412,6 @@ def _check_scopes(claim: Claim, states: list[_ScopeState], now_us: int) -> Refus
         if limit is not None and state.parallel >= limit:
             failed.append(("parallel", index))
             waits.append(0 if limit else None)
-    if not failed:
-        return None
     by, index = failed[0]
     longest = None if None in waits else max(wait for wait in waits if wait is not None)
     return Refused(by, tuple([state.counters(now_us) for state in states]), longest, index)

@@ -8,15 +8,16 @@ that) can exceed the reservation; `gateway/tokens.py` errs upward.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from billing.books import Books, Pins
 from billing.errors import NoPrice, NoRate
 from billing.exchange import Quote, RateKind
-from billing.money import divide_half_even
+from billing.money import MICRO, divide_half_even
 from billing.prices import UNIT_SIZE
-from billing.rating import ESTIMATE_ERROR_PERCENT, NANO_PER_MICRO, Payer, Rated, worst_case
+from billing.rating import ESTIMATE_ERROR_PERCENT, NANO_PER_MICRO, Payer, Rated, sold_to, worst_case
 from billing.usage import INPUT_CLASSES, OUTPUT_CLASSES, TokenClass
 
 if TYPE_CHECKING:
@@ -38,8 +39,7 @@ class PricedRoute(Protocol):
     def model(self) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
-class OutputCap:
+class OutputCap(NamedTuple):
     """`tokens` per choice is what is reserved. `clamped`: the caller named more than the model can give."""
 
     tokens: int
@@ -56,13 +56,26 @@ def output_cap(named: int | None, model: ModelSettings | None, default_reserve: 
     return OutputCap(min(named, most), True, named > most)
 
 
+class _Line(NamedTuple):
+    """A worst case that is a straight line: so much per input token, per output token and per request, in whole nano."""
+
+    input_nano: int
+    output_nano: int
+    request_nano: int
+
+
 class Reserve:
-    """Worst cases under one snapshot of the books. `exact` answers are kept until the books change or a minute passes."""
+    """Worst cases under one snapshot of the books.
+
+    Almost every route's worst case is a straight line (no input tiers, a whole number of nano per token). Such lines are kept
+    for as long as no price, rate or term begins or ends; the rest is asked of the books each time.
+    """
 
     def __init__(self) -> None:
         self._books: Books | None = None
-        self._minute = 0
-        self._exact: dict[tuple[str, str, str, str], bool] = {}
+        self._changes: list[int] = []
+        self._from_us = self._until_us = 0
+        self._lines: dict[tuple[str, str, str, str], _Line | None] = {}
 
     def settled_nano(
         self,
@@ -75,53 +88,77 @@ class Reserve:
         output_tokens: int,
     ) -> int:
         """The most that this route can settle at, in the payer's currency. Raises `NoPrice`, `NoTerms` or `NoRate`."""
-        worst = worst_case(
-            books,
-            pins,
-            at_us=at_us,
-            payer=payer,
-            price_list=route.price_list,
-            model=route.model,
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-        ).nano
-        if worst and not self._is_exact(books, pins, at_us, payer, route):
-            worst += ROUNDING_NANO
-        return worst
-
-    def _is_exact(self, books: Books, pins: Pins, at_us: int, payer: Payer, route: PricedRoute) -> bool:
-        """Whether a token's settled price is a whole number of nano in every class, so that no line is ever rounded."""
-        minute = at_us // 60_000_000
-        if self._books is not books or self._minute != minute:
-            self._books, self._minute = books, minute
-            self._exact.clear()
+        if books is not self._books or not self._from_us <= at_us < self._until_us:
+            self._turn_to(books, at_us)
         key = (payer.team_id, payer.currency, route.price_list, route.model)
-        known = self._exact.get(key)
-        if known is None:
+        line = self._lines.get(key)
+        if line is not None:
+            return line.input_nano * input_tokens + line.output_nano * output_tokens + line.request_nano
 
-            def cost(input_tokens: int, output_tokens: int) -> int:
-                return worst_case(
-                    books, pins, at_us=at_us, payer=payer, price_list=route.price_list, model=route.model,
-                    input_tokens=input_tokens, output_tokens=output_tokens,
-                ).nano  # fmt: skip
+        def cost(input_tokens: int, output_tokens: int) -> int:
+            return worst_case(
+                books,
+                pins,
+                at_us=at_us,
+                payer=payer,
+                price_list=route.price_list,
+                model=route.model,
+                input_tokens=input_tokens,
+                output_tokens=output_tokens,
+            ).nano
 
-            fee = cost(0, 0)
-            known = all(
-                cost(*(_PROBE * n for n in one)) - fee == _PROBE * (cost(*one) - fee) for one in ((1, 0), (0, 1))
-            )
-            self._exact[key] = known
-        return known
+        if key not in self._lines:
+            self._lines[key] = _line_through(cost)
+            return self.settled_nano(books, pins, at_us, payer, route, input_tokens, output_tokens)
+        worst = cost(input_tokens, output_tokens)
+        return worst + ROUNDING_NANO if worst else 0
+
+    def _turn_to(self, books: Books, at_us: int) -> None:
+        """Begin anew for the time around `at_us` in which nothing in `books` changes."""
+        if books is not self._books:
+            self._books = books
+            changes = {row.effective_from_us for row in books.prices.rows}
+            changes |= {row.effective_from_us for row in books.terms.rows}
+            changes |= {row.effective_from_us for row in books.rates.rows}
+            changes |= {row.effective_from_us for row in books.sell.rows}
+            age_us = books.rates.reference_max_age_us  # a reference rate ends when it is too old
+            for row in books.rates.rows:
+                changes.update((row.effective_from_us + age_us, row.effective_from_us + age_us + 1))
+            self._changes = sorted(changes)
+        place = bisect_right(self._changes, at_us)
+        self._from_us = self._changes[place - 1] if place else 0
+        self._until_us = self._changes[place] if place < len(self._changes) else 1 << 62
+        self._lines.clear()
+
+
+def _line_through(cost: Callable[[int, int], int]) -> _Line | None:
+    """The line of a worst case; None where it bends (input tiers), or a token costs a fraction of a nano."""
+    fee = cost(0, 0)
+    line = _Line(cost(1, 0) - fee, cost(0, 1) - fee, fee)
+    for inputs, outputs in ((_PROBE, 0), (0, _PROBE), (_PROBE, _PROBE)):
+        if cost(inputs, outputs) != line.input_nano * inputs + line.output_nano * outputs + fee:
+            return None
+    return line
 
 
 def worst_list_nano(
-    books: Books, pins: Pins, at_us: int, route: PricedRoute, input_tokens: int, output_tokens: int, currency: str
+    books: Books,
+    pins: Pins,
+    at_us: int,
+    payer: Payer,
+    route: PricedRoute,
+    input_tokens: int,
+    output_tokens: int,
+    currency: str,
 ) -> int:
-    """The most that this route can list at, in `currency` at the reference rate: what budgets over everything count.
+    """The most that this route can list at, at the payer's sell price, in `currency` at the reference rate: what budgets over
+    everything count.
 
     Raises `NoPrice`, or `NoRate` where no reference rate leads to `currency`.
     """
     reach = input_tokens * (100 + ESTIMATE_ERROR_PERCENT) // 100
     total, priced = 0, False
+    sold = sold_to(books, pins, at_us, payer, route.price_list, route.model)
     for classes, quantity in (
         (INPUT_CLASSES, input_tokens),
         (OUTPUT_CLASSES, output_tokens),
@@ -129,15 +166,15 @@ def worst_list_nano(
     ):
         dearest = 0
         for token_class in classes:
-            for row in books.prices.tiers(route.price_list, route.model, token_class, at_us=at_us, version=pins.book):
+            for row in books.prices.tiers(sold.price_list, route.model, token_class, at_us=at_us, version=pins.book):
                 priced = True
                 if row.min_input_tokens >= reach and row.min_input_tokens:
                     continue
                 if (row.unit == "mtok") == (token_class is TokenClass.REQUEST) or row.unit == "hour":
                     continue
                 quote = _reference(books, pins, at_us, row.currency, currency)
-                numerator = quantity * row.amount_micro * NANO_PER_MICRO * quote.numerator
-                dearest = max(dearest, -(-numerator // (UNIT_SIZE[row.unit] * quote.denominator)))
+                numerator = quantity * row.amount_micro * NANO_PER_MICRO * sold.multiplier_micro * quote.numerator
+                dearest = max(dearest, -(-numerator // (UNIT_SIZE[row.unit] * MICRO * quote.denominator)))
         total += dearest
     if not priced:
         raise NoPrice(f"no price for {route.model} on price list {route.price_list}")

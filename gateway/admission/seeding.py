@@ -29,9 +29,11 @@ from billing.errors import BillingError
 from billing.exchange import RateBook
 from billing.ledger import spent
 from billing.tables import usage
+from billing.wallets import balance_nano
 from gateway.admission.claims import Base, BudgetWindow
 from gateway.admission.memory import MemoryStore
 from gateway.admission.store import LimitStore, StoreUnavailable
+from gateway.admission.wallet import wallet_of
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,10 @@ class Seeding:
     def used(self, window: BudgetWindow) -> None:
         """A request draws on this period: keep it in line."""
         self._active[window] = time.monotonic()
+
+    def follows(self, window: BudgetWindow) -> bool:
+        """Whether this period was in use lately, so that it is brought in line every second."""
+        return window in self._active
 
     async def seed(self, windows: Iterable[BudgetWindow]) -> None:
         """Give these periods a base. Many requests that find them unseeded at once share one read.
@@ -144,6 +150,9 @@ class Seeding:
             yield connection
 
     async def _sum(self, connection: AsyncConnection, window: BudgetWindow) -> int | None:
+        wallet = wallet_of(window)
+        if wallet is not None:
+            return -await balance_nano(connection, *wallet)
         budget = self._catalog.budget(window.budget_id)
         if budget is None:  # ended: nothing draws on it any more
             return 0

@@ -304,11 +304,11 @@ def check(make: Any, examples: int) -> None:
 
 
 def test_the_memory_store_agrees_with_the_oracle() -> None:
-    check(MemoryStore, 60)
+    check(MemoryStore, 120)
 
 
 def test_the_valkey_store_agrees_with_the_oracle(valkey_server: ValkeyServer) -> None:
     def make(clock: Clock) -> ValkeyStore:
         return ValkeyStore(valkey_server.url, prefix=unique_prefix(), heal_us=0, clock=clock, timeout_s=5)
 
-    check(make, 20)
+    check(make, 40)
