@@ -40,7 +40,7 @@ def choose_operations(
         from .cpu.onednn import bfloat16_works
         from .cpu.operations import CpuOperations, fits
         from .cpu.tape import one_pool
-    except ImportError as error:
+    except (ImportError, RuntimeError, OSError) as error:  # no numba, or no folder for its compiled code
         logger.warning("CPU kernels are off (%s): plain torch runs instead", error)
         return fallback
     if not fits(*sizes):

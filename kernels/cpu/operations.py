@@ -219,7 +219,7 @@ class CpuOperations:
         ]  # fmt: skip
         tape = Tape(1)
         tape.add(sampling.draw, header, arguments, (logits, values, tokens))
-        tape.run(self.threads)
+        tape.run(min(self.threads, rows))
         return [None if token < 0 else token for token in tokens.tolist()]
 
 

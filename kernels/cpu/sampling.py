@@ -117,8 +117,8 @@ def _threshold(p: Any, found: Any, size: int, top_k: int, top_p: float, min_p: f
         return floor
     total = _sum_from(p, 0, size, floor)
     if not limit:
-        lowest = np.float32((1.0 - top_p) * total / size)
-        count = _gather(p, size, max(floor, lowest), found)
+        unlikely = np.float32((1.0 - top_p) * total / size)
+        count = _gather(p, size, max(floor, unlikely), found)
         chosen = found[:count]
         chosen.sort()
     held = 0.0
