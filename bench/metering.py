@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import asyncpg
+import asyncpg  # type: ignore[import-untyped]
 from sqlalchemy import make_url, text
 
 from bench.processes import cpu_seconds
@@ -87,10 +87,22 @@ async def publish(url: str) -> tuple[str, Pins]:
             )
             for kind, rate in (("policy", "7.3"), ("reference", "6.6529")):
                 await record_rate(
-                    connection, base="USD", quote="CNY", kind=kind, rate=rate, source="bench", effective_from_us=now_us() - 60_000_000 - 1_000_000
+                    connection,
+                    base="USD",
+                    quote="CNY",
+                    kind=kind,
+                    rate=rate,
+                    source="bench",
+                    effective_from_us=now_us() - 60_000_000 - 1_000_000,
                 )
             await record_terms(
-                connection, team_id=team.id, policy="fixed", rate="1", base="USD", quote="CNY", effective_from_us=START_US
+                connection,
+                team_id=team.id,
+                policy="fixed",
+                rate="1",
+                base="USD",
+                quote="CNY",
+                effective_from_us=START_US,
             )
             return team.id, (await load_books(connection)).pins()
     finally:
@@ -109,9 +121,22 @@ def journalled(folder: Path, team: str, pins: Pins, rows: int) -> Path:
         model = MODELS[at % len(MODELS)]
         journal.open(
             AttemptOpened(
-                request_id, 0, at_us, team, f"key_{at % KEYS:016d}", "CNY", "chat.completions", model, "deepseek",
-                "deepseek", model, at % 2 == 0, {}, pins, Usage(input=2000, output=4096),
-            )  # fmt: skip
+                request_id,
+                0,
+                at_us,
+                team,
+                f"key_{at % KEYS:016d}",
+                "CNY",
+                "chat.completions",
+                model,
+                "deepseek",
+                "deepseek",
+                model,
+                at % 2 == 0,
+                {},
+                pins,
+                Usage(input=2000, output=4096),
+            )
         )
         used = Usage(input=700 + at % 1000, cache_read=512, output=100 + at % 500, reasoning=at % 90)
         outcome = AttemptOutcome(0, "completed", used, 812_345 + at, 204_123)

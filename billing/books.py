@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from sqlalchemy import select
@@ -33,6 +34,8 @@ class Books:
     rates: RateBook
     terms: TermsBook
     sell: SellBook = field(default_factory=SellBook)
+    derived: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
+    """What `billing.plans` makes out of them and keeps beside them."""
 
     def pins(self) -> Pins:
         return Pins(self.prices.version, self.rates.version, self.terms.version, self.sell.version)

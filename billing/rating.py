@@ -28,6 +28,7 @@ from billing.books import Books, Pins
 from billing.errors import NoPrice, NoRate, NoTerms
 from billing.exchange import IDENTITY, Quote, RateKind
 from billing.money import INT64_MAX, MICRO, Money, divide_half_even
+from billing.plans import plans_of
 from billing.prices import UNIT_SIZE
 from billing.rated import AttemptUsage, Payer, Rated, RatedAttempt, RatedLine
 from billing.selling import Sold
@@ -43,6 +44,7 @@ __all__ = [
     "RatedLine",
     "check_settleable",
     "rate",
+    "rate_in_full",
     "sold_to",
     "worst_case",
 ]
@@ -63,6 +65,23 @@ def rate(
     """The request's amounts: charged is what the answering attempt used (None: nobody answered, the charge is zero) at the
     team's sell price, the cost is the sum over all attempts at the providers' prices. Never raises for a missing price, rate or
     terms: the reason is in the answer."""
+    if charged is not None and len(attempts) == 1 and attempts[0] is charged:
+        planned = plans_of(books).rate(books, pins, at_us, payer, charged)
+        if planned is not None:
+            return planned
+    return rate_in_full(books, pins, at_us=at_us, payer=payer, charged=charged, attempts=attempts)
+
+
+def rate_in_full(
+    books: Books,
+    pins: Pins,
+    *,
+    at_us: int,
+    payer: Payer,
+    charged: AttemptUsage | None,
+    attempts: Sequence[AttemptUsage],
+) -> Rated:
+    """`rate` without plans: every row looked up, for one request of any kind."""
     priced = [quantities(books, pins, at_us, attempt) for attempt in attempts]
     rated_attempts = tuple(
         [_rate_attempt(books, pins, at_us, each, found) for each, found in zip(attempts, priced, strict=True)]

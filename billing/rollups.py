@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from typing import Final
+from operator import add
+from typing import Any, Final
 
 from billing.records import UsageRecord
 from billing.tables import LATENCY_BOUNDS_MS, LATENCY_COLUMNS, MONEY_COLUMNS, TOKEN_COLUMNS, TRAFFIC_SUMS
@@ -72,34 +73,48 @@ def traffic_rows(records: Iterable[UsageRecord]) -> Rows:
 
 def money_rows(records: Iterable[UsageRecord]) -> Rows:
     """What these records add to `rollup_money`, sorted by its key. An amount that the lines lack stays NULL."""
-    cells: dict[tuple[str | int, ...], list[int | None]] = {}
+    shared: dict[tuple[object, ...], dict[tuple[str, int | None, str | None], list[int | None]]] = {}
     for record in records:
         rated = record.rated
         if not rated.lines:
             continue
-        bucket = quarter_of(time_us_of(record.id))
-        rate_ids = ids_text(rated.rate_ids)
-        provider, provider_model = record.provider or "", record.provider_model or ""
+        head = (
+            record.team_id,
+            quarter_of(time_us_of(record.id)),
+            record.model,
+            record.provider or "",
+            record.provider_model or "",
+            rated.terms_id,
+            rated.sell_id,
+            rated.rate_ids,
+            record.settlement_currency,
+        )
+        cells = shared.get(head)
+        if cells is None:
+            cells = shared[head] = {}
         sign = -1 if record.kind == "reversal" else 1
         for line in rated.lines:
-            key = (
-                record.team_id,
-                bucket,
-                record.model,
-                provider,
-                provider_model,
-                str(line.token_class),
-                line.price_row_id or 0,
-                rated.terms_id or 0,
-                rated.sell_id or 0,
-                rate_ids,
-                line.currency or "",
-                record.settlement_currency,
-            )
-            added = (sign, line.quantity, line.list_nano, line.settled_nano, line.policy_nano, line.reference_nano)
+            key = (line.token_class, line.price_row_id, line.currency)
+            added = [sign, line.quantity, line.list_nano, line.settled_nano, line.policy_nano, line.reference_nano]
             sums = cells.get(key)
-            cells[key] = list(added) if sums is None else list(map(_plus, sums, added))
-    return [(*key, *cells[key]) for key in sorted(cells)]
+            if sums is None:
+                cells[key] = added
+                continue
+            try:
+                cells[key] = list(map(add, sums, added))
+            except TypeError:
+                cells[key] = list(map(_plus, sums, added))
+    return sorted(_money_row(head, key, sums) for head, cells in shared.items() for key, sums in cells.items())
+
+
+def _money_row(head: Any, key: tuple[str, int | None, str | None], sums: list[int | None]) -> tuple[Any, ...]:
+    """In the order of the table's columns; 0 and '' stand for none."""
+    team_id, bucket, model, provider, provider_model, terms_id, sell_id, rate_ids, settlement_currency = head
+    token_class, price_row_id, list_currency = key
+    return (
+        team_id, bucket, model, provider, provider_model, str(token_class), price_row_id or 0, terms_id or 0, sell_id or 0,
+        ids_text(rate_ids), list_currency or "", settlement_currency, *sums,
+    )  # fmt: skip
 
 
 def _plus(left: int | None, right: int | None) -> int | None:

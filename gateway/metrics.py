@@ -7,14 +7,14 @@ there was resolved when the route was first seen. Figures here are for watching;
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from billing.money import NANO, Money
-from billing.usage import TokenClass, Usage
+from billing.money import NANO
+from billing.usage import TokenClass
 
 MAX_ROUTES: Final = 1000
 MAX_CURRENCIES: Final = 200
@@ -56,18 +56,16 @@ class RouteMetrics:
         """The door: one attempt at this provider has ended."""
         self._attempts[status].inc()
 
-    def lost(self) -> None:
-        """The recorder: a request of a dead process, which no door will ever report."""
-        self._requests["lost"].inc()
+    def lost(self, count: int) -> None:
+        """The recorder: requests of a dead process, which no door will ever report."""
+        self._requests["lost"].inc(count)
 
-    def recorded(self, usage: Usage, *, unpriced: bool, estimated: bool) -> None:
-        """The recorder: one new row is committed."""
-        for kind, quantity in usage.lines():
-            self._tokens[kind].inc(quantity)
-        if unpriced:
-            self._unpriced.inc()
-        if estimated:
-            self._estimated.inc()
+    def recorded(self, tokens: Mapping[TokenClass, int], *, unpriced: int, estimated: int) -> None:
+        """The recorder: new rows of this route are committed, with so many tokens of each class."""
+        for kind, quantity in tokens.items():
+            self._tokens[kind].inc(max(0, quantity))
+        self._unpriced.inc(unpriced)
+        self._estimated.inc(estimated)
 
 
 class Metrics:
@@ -125,17 +123,15 @@ class Metrics:
             found = self._routes.setdefault(key, RouteMetrics(self, *key))
         return found
 
-    def paid(self, amount: str, money: Money | None) -> None:
+    def paid(self, amount: str, currency: str, nano: int) -> None:
         """The recorder: `amount` is one of `AMOUNTS`."""
-        if money is None:
-            return
-        key = (amount, money.currency)
+        key = (amount, currency)
         child = self._money.get(key)
         if child is None:
             if len(self._money) >= MAX_CURRENCIES:
                 key = (amount, OTHER)
             child = self._money.setdefault(key, self.money.labels(*key))
-        child.inc(max(0, money.nano) / NANO)
+        child.inc(max(0, nano) / NANO)
 
     def watch(self, gauge: Gauge, read: Callable[[], float]) -> None:
         """Has `gauge` read its value at every scrape."""

@@ -7,35 +7,37 @@ the time of the request's id, with the pins of the first opened record.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 from uuid import UUID
 
 from billing.books import Books
 from billing.ledger import AttemptRecord, UsageRecord
 from billing.rating import AttemptUsage, Payer, Rated, RatedAttempt, rate
 from billing.usage import Usage
-from gateway.ids import time_us_of
 from gateway.metering.records import AttemptOpened, AttemptOutcome, RequestClosed
 
 LOST: Final = "lost"
 _NOTHING: Final = Usage()
 
+Payable: TypeAlias = tuple[AttemptOpened, Usage, AttemptOutcome]
+"""The attempt that the team pays for, the usage that it pays, and how the attempt ended."""
+
 
 def rate_request(books: Books, opened: Sequence[AttemptOpened], closed: RequestClosed | None) -> Rated:
     """The rated request; `closed` is None for one whose process died. Raises `BillingError` (no terms, overflow)."""
-    return _rate(books, opened, _outcomes(opened, closed), closed)
+    outcomes = _outcomes(opened, closed)
+    return _rate(books, opened, outcomes, _charged(opened, outcomes, closed))
 
 
 def usage_record(books: Books, opened: Sequence[AttemptOpened], closed: RequestClosed | None) -> UsageRecord:
     """The row of one request. Raises `BillingError` where it cannot be rated at all."""
     first = opened[0]
     outcomes = _outcomes(opened, closed)
-    rated = _rate(books, opened, outcomes, closed)
     charged = _charged(opened, outcomes, closed)
+    rated = _rate(books, opened, outcomes, charged)
     serving = opened[-1] if charged is None else charged[0]
-    costs = {attempt.sequence: attempt for attempt in rated.attempts}
     return UsageRecord(
-        id=UUID(bytes=first.request_id),
+        id=UUID(int=int.from_bytes(first.request_id, "big")),
         team_id=first.team_id,
         key_id=first.key_id,
         model=first.model,
@@ -47,10 +49,7 @@ def usage_record(books: Books, opened: Sequence[AttemptOpened], closed: RequestC
         streamed=first.streamed,
         usage=_NOTHING if charged is None else charged[1],
         rated=rated,
-        attempts=tuple(
-            _attempt(attempt, outcome, costs.get(attempt.sequence))
-            for attempt, outcome in zip(opened, outcomes, strict=True)
-        ),
+        attempts=tuple(map(_attempt, opened, outcomes, rated.attempts)),
         tags=first.tags,
         latency_us=0 if closed is None else closed.latency_us,
         ttft_us=None if closed is None else closed.ttft_us,
@@ -61,25 +60,36 @@ def usage_record(books: Books, opened: Sequence[AttemptOpened], closed: RequestC
 
 
 def _rate(
-    books: Books, opened: Sequence[AttemptOpened], outcomes: Sequence[AttemptOutcome], closed: RequestClosed | None
+    books: Books, opened: Sequence[AttemptOpened], outcomes: Sequence[AttemptOutcome], payable: Payable | None
 ) -> Rated:
     first = opened[0]
-    charged = _charged(opened, outcomes, closed)
+    attempts = [
+        _usage(attempt, outcome, outcome.usage or _NOTHING) for attempt, outcome in zip(opened, outcomes, strict=True)
+    ]
+    charged = None
+    if payable is not None:
+        answering, usage, outcome = payable
+        # The same object where the whole of an attempt is charged: then it is priced once.
+        same = (each for each in attempts if each.sequence == answering.sequence and each.usage is usage)
+        charged = next(same, None) or _usage(answering, outcome, usage)
     return rate(
         books,
         first.pins,
-        at_us=time_us_of(UUID(bytes=first.request_id)),
+        at_us=int.from_bytes(first.request_id[:6], "big") * 1000,
         payer=Payer(first.team_id, first.settlement_currency),
-        charged=None if charged is None else _usage(charged[0], charged[2], charged[1]),
-        attempts=tuple(
-            _usage(attempt, outcome, outcome.usage or _NOTHING)
-            for attempt, outcome in zip(opened, outcomes, strict=True)
-        ),
+        charged=charged,
+        attempts=attempts,
     )
 
 
 def _outcomes(opened: Sequence[AttemptOpened], closed: RequestClosed | None) -> list[AttemptOutcome]:
     """One outcome per opened attempt; an attempt without one is lost, and its cost estimate is its reservation."""
+    if (
+        closed is not None
+        and len(opened) == len(closed.attempts) == 1
+        and opened[0].sequence == closed.attempts[0].sequence
+    ):
+        return list(closed.attempts)
     known = {} if closed is None else {outcome.sequence: outcome for outcome in closed.attempts}
     return [
         known.get(attempt.sequence)
@@ -98,8 +108,8 @@ def _outcomes(opened: Sequence[AttemptOpened], closed: RequestClosed | None) -> 
 
 def _charged(
     opened: Sequence[AttemptOpened], outcomes: Sequence[AttemptOutcome], closed: RequestClosed | None
-) -> tuple[AttemptOpened, Usage, AttemptOutcome] | None:
-    """The attempt that the team pays for and the usage that it pays, or None when it pays nothing."""
+) -> Payable | None:
+    """What the team pays for; None when it pays nothing."""
     if closed is None:
         usage = _lost_usage(opened[-1])
         return None if usage is None else (opened[-1], usage, outcomes[-1])
@@ -139,15 +149,15 @@ def _usage(attempt: AttemptOpened, outcome: AttemptOutcome, usage: Usage) -> Att
     )
 
 
-def _attempt(attempt: AttemptOpened, outcome: AttemptOutcome, rated: RatedAttempt | None) -> AttemptRecord:
+def _attempt(attempt: AttemptOpened, outcome: AttemptOutcome, rated: RatedAttempt) -> AttemptRecord:
     return AttemptRecord(
         sequence=attempt.sequence,
         provider=attempt.provider,
         provider_model=attempt.provider_model,
         status=outcome.status,
         usage=outcome.usage,
-        cost=None if rated is None else rated.cost,
-        price_row_ids=() if rated is None else rated.price_row_ids,
+        cost=rated.cost,
+        price_row_ids=rated.price_row_ids,
         error=outcome.error,
         started_at_us=attempt.at_us,
         latency_us=outcome.latency_us,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from sqlalchemy.exc import DBAPIError
@@ -19,6 +19,7 @@ from billing.books import Books, Pins, load_books
 from billing.corrections import correct, lost_among
 from billing.database import open_database, reading
 from billing.ledger import UsageRecord, record
+from billing.usage import TokenClass
 from billing.watermarks import raise_watermark
 from gateway.ids import new_request_id
 from gateway.metering.bill import LOST, usage_record
@@ -186,9 +187,7 @@ class Shipper:
         shipped.duplicates += result.duplicates
         self._metrics.recorder_rows.inc(result.inserted)
         self._metrics.recorder_duplicates.inc(result.duplicates)
-        for row in rows:
-            if row.id in result.new_ids:
-                count(self._metrics, row)
+        count(self._metrics, [row for row in rows if row.id in result.new_ids] if result.duplicates else rows)
         if result.duplicates:
             await self._correct([row for row in rows if row.id not in result.new_ids], shipped)
 
@@ -246,15 +245,38 @@ class Shipper:
             log.info("closing a failed database connection: %s: %s", type(error).__name__, error)
 
 
-def count(metrics: Metrics, row: UsageRecord) -> None:
-    """Adds one committed row to the metrics."""
-    route = metrics.route(row.surface, row.model, row.provider or "none")
-    if row.status == LOST:
-        route.lost()
-    route.recorded(row.usage, unpriced=row.rated.unpriced is not None, estimated=row.estimated)
-    metrics.paid("list", row.rated.list)
-    metrics.paid("settled", row.rated.settled)
-    metrics.paid("cost", row.rated.cost)
+@dataclass(slots=True)
+class _RouteSums:
+    lost: int = 0
+    unpriced: int = 0
+    estimated: int = 0
+    tokens: dict[TokenClass, int] = field(default_factory=dict)
+
+
+def count(metrics: Metrics, rows: Sequence[UsageRecord]) -> None:
+    """Adds committed rows to the metrics: summed first, so that an instrument is touched once a batch."""
+    routes: dict[tuple[str, str, str | None], _RouteSums] = {}
+    money: dict[tuple[str, str], int] = {}
+    for row in rows:
+        key, rated = (row.surface, row.model, row.provider), row.rated
+        sums = routes.get(key)
+        if sums is None:
+            sums = routes[key] = _RouteSums()
+        sums.lost += row.status == LOST
+        sums.unpriced += rated.unpriced is not None
+        sums.estimated += row.estimated
+        tokens = sums.tokens
+        for kind, quantity in row.usage.lines():
+            tokens[kind] = tokens.get(kind, 0) + quantity
+        for name, amount in (("list", rated.list), ("settled", rated.settled), ("cost", rated.cost)):
+            if amount is not None:
+                money[name, amount.currency] = money.get((name, amount.currency), 0) + amount.nano
+    for (surface, model, provider), sums in routes.items():
+        route = metrics.route(surface, model, provider or "none")
+        route.lost(sums.lost)
+        route.recorded(sums.tokens, unpriced=sums.unpriced, estimated=sums.estimated)
+    for (name, currency), nano in money.items():
+        metrics.paid(name, currency, nano)
 
 
 def _behind(books: Books, pins: Pins) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from billing.money import Money
-from billing.usage import Usage
+from billing.money import NANO
+from billing.usage import TokenClass, Usage
+from gateway.metering.shipper import count
 from gateway.metrics import MAX_ROUTES, Metrics
+from tests.billing.helpers import rated_record
 
 DOC = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -38,8 +41,8 @@ def test_what_is_rendered_is_read_by_prometheus() -> None:
     route = metrics.route("chat.completions", "m", "p")
     route.finished("completed", duration_us=1_500_000, ttft_us=200_000, overhead_us=700)
     route.attempted("completed")
-    route.recorded(Usage(input=90, cache_read=5, output=10), unpriced=True, estimated=True)
-    metrics.paid("settled", Money("CNY", 420_000_000))
+    route.recorded({TokenClass.INPUT: 90, TokenClass.CACHE_READ: 5}, unpriced=1, estimated=1)
+    metrics.paid("settled", "CNY", 420_000_000)
     samples = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(metrics.render().decode())
@@ -71,7 +74,16 @@ def test_label_sets_are_bounded_and_the_rest_is_other() -> None:
     assert metrics.registry.get_sample_value("metergate_requests_total", labels) == 50
 
 
-def test_an_unknown_currency_or_a_missing_amount_adds_nothing() -> None:
+def test_a_batch_is_summed_before_an_instrument_is_touched_and_a_missing_amount_adds_nothing() -> None:
     metrics = Metrics()
-    metrics.paid("cost", None)
-    assert b"metergate_money_total{" not in metrics.render()
+    row = rated_record(Usage(input=90, output=10), estimated=True)
+    count(metrics, [row, row, replace(row, rated=replace(row.rated, cost=None, unpriced="no price"), status="lost")])
+    value = metrics.registry.get_sample_value
+    where = {"model": "deepseek-chat", "provider": "deepseek"}
+    assert value("metergate_tokens_total", {**where, "class": "input"}) == 270
+    assert value("metergate_estimated_requests_total", where) == 3
+    assert value("metergate_unpriced_requests_total", where) == 1
+    assert value("metergate_requests_total", {**where, "surface": row.surface, "status": "lost"}) == 1
+    assert row.rated.cost is not None
+    money = {"amount": "cost", "currency": row.rated.cost.currency}
+    assert value("metergate_money_total", money) == 2 * row.rated.cost.nano / NANO
