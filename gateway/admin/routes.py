@@ -17,6 +17,7 @@ from gateway.admin.keys import KeysController
 from gateway.admin.live_routes import RoutesController
 from gateway.admin.prices import PriceBooksController, PricesController
 from gateway.admin.services import AdminServices, Rooms
+from gateway.admin.statements import StatementsController
 from gateway.admin.teams import TeamsController
 from gateway.admin.usage import UsageController
 from gateway.ids import new_request_id
@@ -43,6 +44,7 @@ def admin_router(services: AdminServices) -> litestar.Router:
             TermsController,
             BudgetsController,
             UsageController,
+            StatementsController,
             RoutesController,
         ],
         guards=[admin_guard(load_admin_key(services.settings))],

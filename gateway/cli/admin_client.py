@@ -53,6 +53,10 @@ class AdminClient:
     def get(self, path: str, params: Mapping[str, object] | None = None) -> Json:
         return self._call("GET", path, params=_given(params or {}))
 
+    def text(self, path: str, params: Mapping[str, object] | None = None) -> str:
+        """An answer that is no JSON, as it came."""
+        return self._answer("GET", path, params=_given(params or {})).text
+
     def post(self, path: str, body: Mapping[str, object]) -> Json:
         return self._call("POST", path, json=dict(body))
 
@@ -76,6 +80,11 @@ class AdminClient:
             asked["cursor"] = cursor
 
     def _call(self, method: str, path: str, **options: Any) -> Json:
+        answer = self._answer(method, path, **options)
+        body: Json = answer.json() if answer.content else {}
+        return body
+
+    def _answer(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
             answer = self._client.request(method, path, **options)
         except httpx.HTTPError as error:
@@ -84,8 +93,7 @@ class AdminClient:
                 "start one with `metergate serve`, or say where it is: --url or METERGATE_URL"
             ) from error
         if answer.is_success:
-            body: Json = answer.json() if answer.content else {}
-            return body
+            return answer
         raise CliError(_message(answer))
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -85,6 +85,15 @@ async def unresolved(connection: AsyncConnection, after: str = "", limit: int = 
         .limit(limit)
     )
     return [DeadLetter(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def count_unresolved(connection: AsyncConnection, first: UUID, after: UUID) -> int:
+    """Letters not yet resolved whose request id lies from `first` (inside) to `after` (outside)."""
+    columns = dead_letters.c
+    query = select(func.count()).where(
+        columns.request_id >= first, columns.request_id < after, columns.resolved_at_us.is_(None)
+    )
+    return int(await connection.scalar(query) or 0)
 
 
 async def resolve(connection: AsyncConnection, digest: str) -> None:
