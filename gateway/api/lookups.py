@@ -12,7 +12,7 @@ from billing.times import format_time, now_us
 from billing.usage import TokenClass
 from gateway.access.authenticator import check_model
 from gateway.access.identity import Identity
-from gateway.admission.key_state import BudgetLeft, Remaining, key_state
+from gateway.admission.key_state import BudgetLeft, Remaining, WalletLeft, key_state
 from gateway.admission.limits import Limits
 from gateway.api.asgi import JSON, Receive, Scope, Send, send_bytes, send_error
 from gateway.catalog import Snapshot
@@ -124,6 +124,7 @@ class KeyView(msgspec.Struct, frozen=True):
     limits: Limits
     remaining: Remaining
     budgets: list[BudgetLeft]
+    wallet: WalletLeft | None
     models: list[str] | None
     expires_at: str | None
 
@@ -144,6 +145,7 @@ class KeyLookup(_Lookup):
             limits=identity.limits,
             remaining=state.remaining,
             budgets=state.budgets,
+            wallet=state.wallet,
             models=None if identity.models is None else sorted(identity.models),
             expires_at=None if identity.expires_at_us is None else format_time(identity.expires_at_us),
         )
