@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing import tables
 from billing.exchange import RateKind, RateRow
 from billing.prices import PriceRow
+from billing.selling import SellRow
 from billing.terms import TermsRow
 from billing.usage import TokenClass
 
@@ -71,6 +72,14 @@ async def list_terms(
     where = _equal(tables.terms_rows, team_id=team_id, provider=provider)
     rows = await _page(connection, tables.terms_rows, TermsRow.__dataclass_fields__, where, after, limit)
     return [TermsRow(**row._mapping) for row in rows]
+
+
+async def list_sell(
+    connection: AsyncConnection, *, team_id: str | None = None, after: int = 0, limit: int
+) -> list[SellRow]:
+    where = _equal(tables.sell_rows, team_id=team_id)
+    rows = await _page(connection, tables.sell_rows, SellRow.__dataclass_fields__, where, after, limit)
+    return [SellRow(**row._mapping) for row in rows]
 
 
 async def list_price_books(connection: AsyncConnection, *, after: int = 0, limit: int) -> list[PriceBookRow]:

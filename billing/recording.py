@@ -1,4 +1,4 @@
-"""Catalog writes: exchange rates and settlement terms, checked, or not at all.
+"""Catalog writes: exchange rates, settlement terms and sell prices, checked, or not at all.
 
 Rows are append-only and bitemporal: a later row closes an earlier one, a second row for the same moment corrects it for
 whoever looks from now on.
@@ -15,9 +15,10 @@ from billing import tables
 from billing.checks import check_text, parse_field
 from billing.currencies import check_currency
 from billing.database import bump_catalog_version
-from billing.errors import InvalidRate, InvalidTerms, NotFound
+from billing.errors import InvalidRate, InvalidSell, InvalidTerms, NotFound
 from billing.exchange import RateKind, RateRow
-from billing.money import PICO, format_scaled
+from billing.money import MICRO, PICO, format_scaled
+from billing.selling import SellRow
 from billing.terms import FIXED, POLICIES, TermsRow
 from billing.times import check_time, now_us
 
@@ -27,6 +28,7 @@ MIN_RATE_PICO: Final = 10_000
 MAX_RATE_STEP: Final = 20
 """A rate that differs from the last of its pair by more than this factor is a slip of the keyboard."""
 MAX_BPS: Final = 100_000
+MAX_MULTIPLIER_MICRO: Final = 1_000 * MICRO
 
 
 async def record_rate(
@@ -128,6 +130,53 @@ async def record_terms(
     row_id = await connection.scalar(insert(tables.terms_rows).values(values).returning(tables.terms_rows.c.id))
     assert row_id is not None
     return TermsRow(id=row_id, **values)  # type: ignore[arg-type]
+
+
+async def record_sell(
+    connection: AsyncConnection,
+    *,
+    team_id: str,
+    effective_from_us: int,
+    price_list: str | None = None,
+    model: str | None = None,
+    sell_list: str | None = None,
+    multiplier: str | None = None,
+) -> SellRow:
+    """Say what a team is sold at: the prices of `sell_list`, or `multiplier` times the provider's price; for everything, or for
+    one price list or model alone. Raises `InvalidSell`, `InvalidAmount`, `InvalidTime` or `NotFound`.
+    """
+    if (sell_list is None) == (multiplier is None):
+        raise InvalidSell("multiplier: give exactly one of multiplier and sell_list", field="multiplier")
+    for field, text in (("provider", price_list), ("model", model), ("sell_list", sell_list)):
+        if text is not None:
+            check_text(text, field, InvalidSell)
+    multiplier_micro = None if multiplier is None else parse_field(multiplier, MICRO, "multiplier")
+    if multiplier_micro is not None and not 0 <= multiplier_micro <= MAX_MULTIPLIER_MICRO:
+        most = format_scaled(MAX_MULTIPLIER_MICRO, MICRO)
+        raise InvalidSell(f"multiplier: {multiplier} is outside 0..{most}", field="multiplier")
+    check_time(effective_from_us, "effective_from")
+    await bump_catalog_version(connection)
+    if await connection.scalar(select(tables.teams.c.id).where(tables.teams.c.id == team_id)) is None:
+        raise NotFound(f"team_id: no team {team_id!r}", field="team_id")
+    prices = tables.price_rows.c
+    if sell_list is not None:
+        priced = select(prices.id).where(prices.price_list == sell_list).limit(1)
+        if await connection.scalar(priced) is None:
+            raise InvalidSell(
+                f"sell_list: no price stands on list {sell_list!r}; publish its prices first", field="sell_list"
+            )
+    values = {
+        "team_id": team_id,
+        "price_list": price_list,
+        "model": model,
+        "sell_list": sell_list,
+        "multiplier_micro": multiplier_micro,
+        "effective_from_us": effective_from_us,
+        "recorded_at_us": now_us(),
+    }
+    row_id = await connection.scalar(insert(tables.sell_rows).values(values).returning(tables.sell_rows.c.id))
+    assert row_id is not None
+    return SellRow(id=row_id, **values)  # type: ignore[arg-type]
 
 
 def _terms_rate(policy: str, rate: str | None, bps: int | None, base: str, quote: str) -> int | None:
