@@ -67,7 +67,7 @@ def _cache_folder() -> str:
     after the contents of all our sources.
     """
     home = os.environ.get("METERGATE_HOME")
-    base = Path(home) / "var" if home else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "metergate"
+    base = Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "metergate"
     digest = hashlib.sha256(numba.__version__.encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
