@@ -20,6 +20,7 @@ from billing.checks import check_text, parse_field
 from billing.currencies import check_currency
 from billing.database import bump_catalog_version
 from billing.errors import Conflict, InvalidPrice
+from billing.issued import refuse_backdated
 from billing.money import MICRO, format_scaled
 from billing.prices import UNIT_SIZE, PriceRow
 from billing.times import check_time, format_time, now_us
@@ -95,10 +96,11 @@ async def publish_prices(
 ) -> list[PriceRow]:
     """Publish all drafts as one new version, or none. Returns their rows in order.
 
-    Raises `InvalidPrice`, `InvalidAmount`, `InvalidCurrency` or `InvalidTime`, and `Conflict` when another amount stands for the
-    same key from the same moment: a published row is never replaced, the next one starts later.
+    Raises `InvalidPrice`, `InvalidAmount`, `InvalidCurrency` or `InvalidTime` (also for a start inside an issued month), and
+    `Conflict` when another amount stands for the same key from the same moment: a published row is never replaced, the next one
+    starts later.
     """
-    checked = [_check_price(draft) for draft in drafts]
+    checked = [checked_price(draft) for draft in drafts]
     await bump_catalog_version(connection)
     books = tables.price_books.c
     last = (
@@ -114,6 +116,7 @@ async def publish_prices(
         elif any(_same_key(values, other) for _, other in fresh):
             raise Conflict("effective_from: two of the rows have the same key and start", field="effective_from")
         else:
+            await refuse_backdated(connection, values["effective_from_us"])
             fresh.append((at, values))
     if fresh:
         digest = _digest(digest, [values for _, values in fresh])
@@ -174,7 +177,8 @@ async def _standing_price(connection: AsyncConnection, values: dict[str, Any]) -
     )
 
 
-def _check_price(draft: PriceDraft) -> dict[str, Any]:
+def checked_price(draft: PriceDraft) -> dict[str, Any]:
+    """The row as it would be stored. Raises `InvalidPrice`, `InvalidAmount`, `InvalidCurrency` or `InvalidTime` by field."""
     for name, field in (("price_list", "provider"), ("model", "model"), ("service_tier", "service_tier")):
         check_text(getattr(draft, name), field, InvalidPrice)
     if draft.source is not None:

@@ -17,6 +17,7 @@ from billing.currencies import check_currency
 from billing.database import bump_catalog_version
 from billing.errors import InvalidRate, InvalidSell, InvalidTerms, NotFound
 from billing.exchange import RateKind, RateRow
+from billing.issued import refuse_backdated
 from billing.money import MICRO, PICO, format_scaled
 from billing.selling import SellRow
 from billing.terms import FIXED, POLICIES, TermsRow
@@ -54,6 +55,8 @@ async def record_rate(
     rate_pico = _parse_rate(rate, InvalidRate)
     check_time(effective_from_us, "effective_from")
     await bump_catalog_version(connection)
+    if kind != RateKind.REFERENCE:  # the market's history may come late: rows keep the rates they were made with
+        await refuse_backdated(connection, effective_from_us)
     table = tables.rate_rows
     pair = or_(and_(table.c.base == base, table.c.quote == quote), and_(table.c.base == quote, table.c.quote == base))
     last = (
@@ -112,6 +115,7 @@ async def record_terms(
     rate_pico = _terms_rate(policy, rate, bps, base, quote)
     check_time(effective_from_us, "effective_from")
     await bump_catalog_version(connection)
+    await refuse_backdated(connection, effective_from_us, team_id=team_id)
     if team_id is not None:
         await _check_team_terms(connection, team_id, base, quote)
     if policy == FIXED and rate_pico is None:

@@ -10,16 +10,21 @@ from litestar.di import Provide
 
 from gateway.access.admin_key import load_admin_key
 from gateway.admin.budgets import BudgetsController
+from gateway.admin.corrections import CorrectionsController
 from gateway.admin.exchange import RatesController, TermsController
 from gateway.admin.failures import HANDLERS
 from gateway.admin.guard import admin_guard, refuse_unknown_query
 from gateway.admin.keys import KeysController
 from gateway.admin.live_routes import RoutesController
-from gateway.admin.prices import PriceBooksController, PricesController
+from gateway.admin.price_books import PriceBooksController, PriceExplanationController
+from gateway.admin.prices import PricesController
+from gateway.admin.redemption_codes import RedemptionCodesController
+from gateway.admin.sell_prices import SellPricesController
 from gateway.admin.services import AdminServices, Rooms
 from gateway.admin.statements import StatementsController
 from gateway.admin.teams import TeamsController
 from gateway.admin.usage import UsageController
+from gateway.admin.wallets import WalletsController
 from gateway.ids import new_request_id
 
 MAX_BODY_BYTES = 1 << 20
@@ -40,11 +45,16 @@ def admin_router(services: AdminServices) -> litestar.Router:
             KeysController,
             PricesController,
             PriceBooksController,
+            PriceExplanationController,
             RatesController,
             TermsController,
             BudgetsController,
             UsageController,
             StatementsController,
+            WalletsController,
+            RedemptionCodesController,
+            SellPricesController,
+            CorrectionsController,
             RoutesController,
         ],
         guards=[admin_guard(load_admin_key(services.settings))],

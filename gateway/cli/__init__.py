@@ -16,7 +16,7 @@ COMMANDS: Final = {
     "journal": ("gateway.cli.journal", "Look into the journal, or ship it again."),
     "team": ("gateway.cli.catalog", "Teams."),
     "key": ("gateway.cli.catalog", "Team keys."),
-    "price": ("gateway.cli.money", "The price book."),
+    "price": ("gateway.cli.prices", "The price book."),
     "rate": ("gateway.cli.money", "Exchange rates."),
     "terms": ("gateway.cli.money", "Settlement terms."),
     "budget": ("gateway.cli.catalog", "Budgets."),

@@ -1,4 +1,4 @@
-"""`metergate price|rate|terms`: what things cost, in which currency, and how a team settles."""
+"""`metergate rate|terms`: in which currency, and how a team settles."""
 
 from __future__ import annotations
 
@@ -8,82 +8,8 @@ from gateway.cli.admin_client import AdminClient
 from gateway.cli.output import admin_options, print_object, print_rows
 from gateway.cli.parse import HELP_TIME, given
 
-PRICE_COLUMNS = (
-    "id",
-    "provider",
-    "model",
-    "token_class",
-    "amount",
-    "currency",
-    "unit",
-    "service_tier",
-    "processing",
-    "min_input_tokens",
-    "effective_from",
-)
 RATE_COLUMNS = ("id", "kind", "base", "quote", "rate", "source", "effective_from", "recorded_at")
 TERMS_COLUMNS = ("id", "team_id", "provider", "policy", "rate", "bps", "base", "quote", "effective_from")
-
-
-@click.group()
-def price() -> None:
-    """The price book."""
-
-
-@price.command("post")
-@click.argument("provider")
-@click.argument("model")
-@click.argument("token_class")
-@click.argument("amount")
-@click.argument("currency")
-@click.option("--from", "effective_from", help=HELP_TIME)
-@click.option("--unit", type=click.Choice(["mtok", "request", "second", "image", "hour"]))
-@click.option("--service-tier")
-@click.option("--processing", type=click.Choice(["standard", "batch"]))
-@click.option("--min-input-tokens", type=int, help="The row applies strictly above this many input tokens.")
-@click.option("--source", help="Where the price was read.")
-@admin_options
-def price_post(
-    provider: str,
-    model: str,
-    token_class: str,
-    amount: str,
-    currency: str,
-    effective_from: str | None,
-    unit: str | None,
-    service_tier: str | None,
-    processing: str | None,
-    min_input_tokens: int | None,
-    source: str | None,
-    url: str,
-    as_json: bool,
-) -> None:
-    """Publish a price, by default per million tokens: `price post deepseek deepseek-chat output 0.42 USD`."""
-    body = given(
-        provider=provider,
-        model=model,
-        token_class=token_class,
-        amount=amount,
-        currency=currency,
-        effective_from=effective_from,
-        unit=unit,
-        service_tier=service_tier,
-        processing=processing,
-        min_input_tokens=min_input_tokens,
-        source=source,
-    )
-    with AdminClient(url) as client:
-        print_object(client.post("/prices", body), as_json)
-
-
-@price.command("list")
-@click.option("--provider", help="Only this price list.")
-@click.option("--model", help="Only this model.")
-@admin_options
-def price_list(provider: str | None, model: str | None, url: str, as_json: bool) -> None:
-    """The rows of the book."""
-    with AdminClient(url) as client:
-        print_rows(client.pages("/prices", {"provider": provider, "model": model}), PRICE_COLUMNS, as_json)
 
 
 @click.group()
