@@ -74,6 +74,17 @@ async def reverse(
     return True
 
 
+async def correctable(connection: AsyncConnection, request_id: UUID) -> Row[Any]:
+    """The usage row, which nobody has put right yet. Raises `NotFound`, and `Conflict` that names the row to correct instead."""
+    row = await _row(connection, request_id)
+    table = tables.corrections
+    done = (await connection.execute(select(table).where(table.c.original_id == request_id))).one_or_none()
+    if done is not None:
+        instead = "" if done.replacement_id is None else f"; correct its replacement {done.replacement_id}"
+        raise Conflict(f"{request_id} was put right already, by {done.reversal_id}{instead}", field="id")
+    return row
+
+
 async def _row(connection: AsyncConnection, request_id: UUID) -> Row[Any]:
     row = (await connection.execute(select(tables.usage).where(tables.usage.c.id == request_id))).one_or_none()
     if row is None:

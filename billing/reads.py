@@ -192,6 +192,19 @@ async def correction_views(connection: AsyncConnection, ids: Iterable[UUID]) -> 
     }
 
 
+async def correction_chain(connection: AsyncConnection, request_id: UUID) -> list[CorrectionView]:
+    """How a row was put right, and its replacement, and so on; empty for a row that stands as it was entered."""
+    chain: list[CorrectionView] = []
+    wanted: UUID | None = request_id
+    while wanted is not None:
+        found = (await correction_views(connection, [wanted])).get(wanted)
+        if found is None:
+            break
+        chain.append(found)
+        wanted = None if found.replacement is None else UUID(found.replacement)
+    return chain
+
+
 _CLASS_ORDER: Final = {str(token_class): at for at, token_class in enumerate(TokenClass)}
 
 

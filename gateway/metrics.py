@@ -31,7 +31,9 @@ _OVERHEAD: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 
 class RouteMetrics:
     """The children of one (surface, model, provider), resolved once."""
 
-    __slots__ = ("_attempts", "_duration", "_estimated", "_overhead", "_requests", "_tokens", "_ttft", "_unpriced")
+    __slots__ = (
+        "_attempts", "_duration", "_estimated", "_negative_margin", "_overhead", "_requests", "_tokens", "_ttft", "_unpriced",
+    )  # fmt: skip
 
     def __init__(self, metrics: Metrics, surface: str, model: str, provider: str) -> None:
         self._requests = {status: metrics.requests.labels(surface, model, provider, status) for status in STATUSES}
@@ -42,6 +44,7 @@ class RouteMetrics:
         self._tokens = {kind: metrics.tokens.labels(model, provider, kind.value) for kind in TokenClass}
         self._unpriced = metrics.unpriced.labels(model, provider)
         self._estimated = metrics.estimated.labels(model, provider)
+        self._negative_margin = metrics.negative_margin.labels(model, provider)
 
     def finished(self, status: str, *, duration_us: int, ttft_us: int | None, overhead_us: int | None) -> None:
         """The door: a caller has its answer. `overhead_us` is the gateway's own share of the time."""
@@ -60,12 +63,15 @@ class RouteMetrics:
         """The recorder: requests of a dead process, which no door will ever report."""
         self._requests["lost"].inc(count)
 
-    def recorded(self, tokens: Mapping[TokenClass, int], *, unpriced: int, estimated: int) -> None:
+    def recorded(
+        self, tokens: Mapping[TokenClass, int], *, unpriced: int, estimated: int, negative_margin: int
+    ) -> None:
         """The recorder: new rows of this route are committed, with so many tokens of each class."""
         for kind, quantity in tokens.items():
             self._tokens[kind].inc(max(0, quantity))
         self._unpriced.inc(unpriced)
         self._estimated.inc(estimated)
+        self._negative_margin.inc(negative_margin)
 
 
 class Metrics:
@@ -84,6 +90,9 @@ class Metrics:
         self.tokens = self._counter("tokens", "Tokens of recorded rows, by class.", "model", "provider", "class")
         self.money = self._counter("money", "Amounts of recorded rows, in currency units.", "amount", "currency")
         self.unpriced = self._counter("unpriced_requests", "Recorded rows without a price.", "model", "provider")
+        self.negative_margin = self._counter(
+            "negative_margin_requests", "Recorded rows that cost more than they bring.", "model", "provider"
+        )
         self.estimated = self._counter("estimated_requests", "Recorded rows with estimated usage.", "model", "provider")
 
         self.journal_writable = self._gauge("journal_writable", "1 while new requests can be journalled.")
@@ -107,6 +116,7 @@ class Metrics:
         self.catalog_stale = self._gauge(
             "catalog_stale_seconds", "Time since the catalog was last known to be current."
         )
+        self.wallets_low = self._gauge("wallets_low", "Wallets below their low-balance threshold.")
         self.limit_store_up = self._gauge("limit_store_up", "1 while the limit store answers.")
 
         self.failures = {reason: self.recorder_failures.labels(reason) for reason in FAILURES}

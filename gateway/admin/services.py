@@ -47,7 +47,7 @@ class CatalogWrite:
 
 
 class Rooms:
-    """The services as controllers see them: a connection to read, and a transaction to write the catalog."""
+    """The services as controllers see them: a connection to read, a transaction to write the catalog, another for the books."""
 
     def __init__(self, services: AdminServices) -> None:
         self.services = services
@@ -67,6 +67,10 @@ class Rooms:
             await self.services.catalog.refresh()
         except Exception as error:  # the write stands; the poll will bring it
             logger.warning("written, but the catalog could not be read back at once: %s", type(error).__name__)
+
+    def book(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """One transaction in the books that no catalog needs to hear of: wallets, corrections."""
+        return self.services.database.begin()
 
 
 Injected = NamedDependency[SkipValidation[Rooms]]

@@ -19,8 +19,8 @@ from gateway.metering.records import AttemptOpened, AttemptOutcome, RequestClose
 LOST: Final = "lost"
 _NOTHING: Final = Usage()
 
-Payable: TypeAlias = tuple[AttemptOpened, Usage, AttemptOutcome]
-"""The attempt that the team pays for, the usage that it pays, and how the attempt ended."""
+Payable: TypeAlias = tuple[int, Usage]
+"""Which of the attempts the team pays for, and the usage that it pays."""
 
 
 def rate_request(books: Books, opened: Sequence[AttemptOpened], closed: RequestClosed | None) -> Rated:
@@ -35,7 +35,7 @@ def usage_record(books: Books, opened: Sequence[AttemptOpened], closed: RequestC
     outcomes = _outcomes(opened, closed)
     charged = _charged(opened, outcomes, closed)
     rated = _rate(books, opened, outcomes, charged)
-    serving = opened[-1] if charged is None else charged[0]
+    serving = opened[-1 if charged is None else charged[0]]
     return UsageRecord(
         id=UUID(int=int.from_bytes(first.request_id, "big")),
         team_id=first.team_id,
@@ -63,15 +63,12 @@ def _rate(
     books: Books, opened: Sequence[AttemptOpened], outcomes: Sequence[AttemptOutcome], payable: Payable | None
 ) -> Rated:
     first = opened[0]
-    attempts = [
-        _usage(attempt, outcome, outcome.usage or _NOTHING) for attempt, outcome in zip(opened, outcomes, strict=True)
-    ]
+    attempts = list(map(_usage, opened, outcomes, [outcome.usage or _NOTHING for outcome in outcomes]))
     charged = None
     if payable is not None:
-        answering, usage, outcome = payable
+        at, usage = payable
         # The same object where the whole of an attempt is charged: then it is priced once.
-        same = (each for each in attempts if each.sequence == answering.sequence and each.usage is usage)
-        charged = next(same, None) or _usage(answering, outcome, usage)
+        charged = attempts[at] if attempts[at].usage is usage else _usage(opened[at], outcomes[at], usage)
     return rate(
         books,
         first.pins,
@@ -112,10 +109,10 @@ def _charged(
     """What the team pays for; None when it pays nothing."""
     if closed is None:
         usage = _lost_usage(opened[-1])
-        return None if usage is None else (opened[-1], usage, outcomes[-1])
-    for attempt, outcome in zip(opened, outcomes, strict=True):
+        return None if usage is None else (len(opened) - 1, usage)
+    for at, attempt in enumerate(opened):
         if attempt.sequence == closed.answered:
-            return attempt, outcome.usage or _NOTHING, outcome
+            return at, outcomes[at].usage or _NOTHING
     return None
 
 
@@ -139,13 +136,13 @@ def _lost_usage(attempt: AttemptOpened) -> Usage | None:
 
 def _usage(attempt: AttemptOpened, outcome: AttemptOutcome, usage: Usage) -> AttemptUsage:
     return AttemptUsage(
-        sequence=attempt.sequence,
-        price_list=attempt.price_list,
-        model=attempt.provider_model,
-        provider=attempt.provider,
-        usage=usage,
-        service_tier=outcome.service_tier,
-        processing=outcome.processing,
+        outcome.sequence,
+        attempt.price_list,
+        attempt.provider_model,
+        attempt.provider,
+        usage,
+        outcome.service_tier,
+        outcome.processing,
     )
 
 
@@ -163,4 +160,5 @@ def _attempt(attempt: AttemptOpened, outcome: AttemptOutcome, rated: RatedAttemp
         latency_us=outcome.latency_us,
         ttft_us=outcome.ttft_us,
         service_tier=outcome.service_tier,
+        processing=outcome.processing,
     )

@@ -250,6 +250,7 @@ class _RouteSums:
     lost: int = 0
     unpriced: int = 0
     estimated: int = 0
+    negative_margin: int = 0
     tokens: dict[TokenClass, int] = field(default_factory=dict)
 
 
@@ -265,6 +266,7 @@ def count(metrics: Metrics, rows: Sequence[UsageRecord]) -> None:
         sums.lost += row.status == LOST
         sums.unpriced += rated.unpriced is not None
         sums.estimated += row.estimated
+        sums.negative_margin += rated.margin is not None and rated.margin.nano < 0
         tokens = sums.tokens
         for kind, quantity in row.usage.lines():
             tokens[kind] = tokens.get(kind, 0) + quantity
@@ -274,14 +276,16 @@ def count(metrics: Metrics, rows: Sequence[UsageRecord]) -> None:
     for (surface, model, provider), sums in routes.items():
         route = metrics.route(surface, model, provider or "none")
         route.lost(sums.lost)
-        route.recorded(sums.tokens, unpriced=sums.unpriced, estimated=sums.estimated)
+        route.recorded(
+            sums.tokens, unpriced=sums.unpriced, estimated=sums.estimated, negative_margin=sums.negative_margin
+        )
     for (name, currency), nano in money.items():
         metrics.paid(name, currency, nano)
 
 
 def _behind(books: Books, pins: Pins) -> bool:
     own = books.pins()
-    return pins.book > own.book or pins.rates > own.rates or pins.terms > own.terms
+    return pins.book > own.book or pins.rates > own.rates or pins.terms > own.terms or pins.sell > own.sell
 
 
 def _rated(books: Books, item: Paired) -> UsageRecord | str:
@@ -289,8 +293,8 @@ def _rated(books: Books, item: Paired) -> UsageRecord | str:
     pins = item.opened[0].pins
     if _behind(books, pins):
         return (
-            f"opened with price book {pins.book}, rates {pins.rates}, terms {pins.terms}, but the database ends at "
-            f"{books.pins()}: was an older copy restored? Post what is missing, then replay the dead letters"
+            f"opened with price book {pins.book}, rates {pins.rates}, terms {pins.terms}, sell {pins.sell}, but the database "
+            f"ends at {books.pins()}: was an older copy restored? Post what is missing, then replay the dead letters"
         )
     try:
         return usage_record(books, item.opened, item.closed)
