@@ -129,6 +129,13 @@ class NoFields(Struct, frozen=True, forbid_unknown_fields=True):
     """An empty object."""
 
 
+def _id(draft_id: int) -> int:
+    """A row id of a path; 404 for a number that no row can have."""
+    if not 0 < draft_id <= INT64_MAX:
+        raise missing("price draft", draft_id)
+    return draft_id
+
+
 class PriceBooksController(Controller):
     path = "/price-books"
     tags = ("prices",)
@@ -183,19 +190,19 @@ class PriceBooksController(Controller):
     @get("/drafts/{draft_id:int}", summary="A draft, with what each row would do to the book")
     async def one(self, draft_id: FromPath[int], rooms: Injected) -> DraftView:
         async with rooms.read() as connection:
-            draft = await get_draft(connection, draft_id)
+            draft = await get_draft(connection, _id(draft_id))
         return _draft(draft, _book_of(rooms))
 
     @post("/drafts/{draft_id:int}/publish", summary="Publish a draft as one new version")
     async def publish(self, draft_id: FromPath[int], data: JSONBody[NoFields], rooms: Injected) -> DraftSummary:
         async with rooms.write() as write:
-            draft, _ = await publish_draft(write.connection, draft_id)
+            draft, _ = await publish_draft(write.connection, _id(draft_id))
         return DraftSummary(**_fields(draft))
 
     @post("/drafts/{draft_id:int}/discard", summary="Throw a draft away")
     async def discard(self, draft_id: FromPath[int], data: JSONBody[NoFields], rooms: Injected) -> DraftSummary:
         async with rooms.write() as write:
-            return DraftSummary(**_fields(await discard_price_draft(write.connection, draft_id)))
+            return DraftSummary(**_fields(await discard_price_draft(write.connection, _id(draft_id))))
 
 
 class Explained(Struct, frozen=True):

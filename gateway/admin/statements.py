@@ -9,6 +9,7 @@ from litestar.params import FromPath, JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
 from billing.focus import focus_csv
+from billing.money import INT64_MAX
 from billing.records import MoneyView
 from billing.statement_csv import statement_csv
 from billing.statement_documents import StatementDocument, number_text
@@ -110,6 +111,13 @@ class Journals(Struct, frozen=True):
     broken: list[str]
 
 
+def _id(statement_id: int) -> int:
+    """A row id of a path; 404 for a number that no row can have."""
+    if not 0 < statement_id <= INT64_MAX:
+        raise missing("statement", statement_id)
+    return statement_id
+
+
 class StatementsController(Controller):
     path = "/statements"
     tags = ("statements",)
@@ -157,7 +165,7 @@ class StatementsController(Controller):
         self, team_id: FromPath[str], statement_id: FromPath[int], rooms: Injected, format: Format = "json"
     ) -> Response[Any]:
         async with rooms.read() as connection:
-            row = await get_statement(connection, team_id, statement_id)
+            row = await get_statement(connection, team_id, _id(statement_id))
             if format == "focus":
                 return _file(focus_csv(await statement_focus(connection, row)), row, "focus.csv")
         if format == "csv":
@@ -171,7 +179,7 @@ class StatementsController(Controller):
         self, team_id: FromPath[str], statement_id: FromPath[int], data: JSONBody[IssueStatement], rooms: Injected
     ) -> StatementView:
         async with rooms.write() as write:
-            draft = await get_statement(write.connection, team_id, statement_id)
+            draft = await get_statement(write.connection, team_id, _id(statement_id))
             if not data.without_set_aside:
                 span = first_id_at(draft.start_us), first_id_at(draft.end_us)
                 letters = await count_unresolved(write.connection, *span)
@@ -182,7 +190,9 @@ class StatementsController(Controller):
                         "without_set_aside",
                     )
             return _view(
-                await issue_statement(write.connection, team_id, statement_id, without_journals=data.without_journals)
+                await issue_statement(
+                    write.connection, team_id, _id(statement_id), without_journals=data.without_journals
+                )
             )
 
     @post("/{team_id:str}/{statement_id:int}/credit-note", summary="Take an issued statement back whole")
@@ -190,14 +200,14 @@ class StatementsController(Controller):
         self, team_id: FromPath[str], statement_id: FromPath[int], data: JSONBody[CreditNote], rooms: Injected
     ) -> StatementView:
         async with rooms.write() as write:
-            return _view(await credit_statement(write.connection, team_id, statement_id, reason=data.reason))
+            return _view(await credit_statement(write.connection, team_id, _id(statement_id), reason=data.reason))
 
     @post("/{team_id:str}/{statement_id:int}/discard", summary="Throw a draft away")
     async def discard(
         self, team_id: FromPath[str], statement_id: FromPath[int], data: JSONBody[NoFields], rooms: Injected
     ) -> Discarded:
         async with rooms.write() as write:
-            await discard_draft(write.connection, team_id, statement_id)
+            await discard_draft(write.connection, team_id, _id(statement_id))
         return Discarded(statement_id, True)
 
 

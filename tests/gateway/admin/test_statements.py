@@ -189,3 +189,12 @@ async def test_a_statement_comes_as_csv_as_focus_and_as_a_page_without_script(
     for shown in (NAME, "MG-000001", "10,000,000", "0.42 USD", "30.66 CNY", "26.46 CNY", "86.3014 %", "4.2 CNY"):
         assert shown in page.text
     await operator.get(f"/statements/{team_id}/{draft['id']}", format="pdf", status=422)
+
+
+async def test_an_id_that_no_row_can_have_is_a_404(operator: Operator) -> None:
+    team_id = await operator.team()
+    for number in (0, 10**30):
+        await operator.get(f"/statements/{team_id}/{number}", status=404)
+        await operator.post(f"/statements/{team_id}/{number}/issue", {}, status=404)
+        await operator.get(f"/price-books/drafts/{number}", status=404)
+        await operator.post(f"/price-books/drafts/{number}/publish", {}, status=404)
