@@ -18,11 +18,13 @@ from gateway.admission.admission import Admission
 from gateway.admission.build import build_admission
 from gateway.api.watch import Watch
 from gateway.catalog import Catalog
+from gateway.maintenance import Maintenance
 from gateway.metering.journal import Journal
 from gateway.metering.recorder import Recorder
 from gateway.metrics import Metrics
 from gateway.routing.routes import Router
 from gateway.settings import Settings
+from gateway.wallets import WalletKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,7 @@ class Services:
     journal: Journal
     recorder: Recorder
     metrics: Metrics
+    wallets: WalletKeeper
     watch: Watch = field(default_factory=Watch)
     draining: bool = False
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -58,7 +61,9 @@ class Services:
         await self.catalog.start()
         await self.admission.start()
         self.recorder.start()
+        self.wallets.start()
         self.watch.start()
+        self.maintenance.start()
         self._watch_metrics()
         gc.collect()
         gc.freeze()
@@ -79,10 +84,12 @@ class Services:
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=SETTLE_S)
         await self.watch.stop()
+        await self.maintenance.stop()
         await self.router.aclose()
         await self.admission.stop()
         await asyncio.to_thread(self.journal.stop)
         await asyncio.to_thread(self.recorder.stop)
+        await self.wallets.stop()
         await self.catalog.stop()
         await self.database.dispose()
 
@@ -135,6 +142,7 @@ async def build_services(settings: Settings) -> Services:
         journal=journal,
         recorder=recorder,
         metrics=metrics,
+        wallets=WalletKeeper(database, metrics),
     )
 
 

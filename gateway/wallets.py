@@ -28,7 +28,8 @@ ROUND_S: Final = 5.0
 ROUND_TIMEOUT_S: Final = 30.0
 OVERLAP_US: Final = 60_000_000
 """Each round looks so far back before the last one: clocks of replicas and databases differ."""
-EVENTS_PER_ROUND: Final = 1000
+LOOK_BACK: Final = 1000
+"""So many of the newest events are looked at: they may be committed in another order than that of their ids."""
 
 Hearer = Callable[[WalletEvent], None]
 
@@ -43,7 +44,7 @@ class WalletKeeper:
         self._round_s = round_s
         self._swept_us = 0
         self._thorough_us = 0
-        self._last_event: int | None = None
+        self._told: set[int] | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
 
@@ -87,19 +88,18 @@ class WalletKeeper:
 
     async def _tell(self) -> None:
         columns = wallet_events.c
+        query = select(wallet_events).order_by(columns.id.desc()).limit(LOOK_BACK)
         async with reading(self._database) as connection:
             low = await connection.scalar(select(func.count()).select_from(wallets).where(wallets.c.is_low.is_(True)))
-            if self._last_event is None:  # what happened before this process began was told by those before it
-                self._last_event = int(await connection.scalar(select(func.max(columns.id))) or 0)
-            query = (
-                select(wallet_events).where(columns.id > self._last_event).order_by(columns.id).limit(EVENTS_PER_ROUND)
-            )
             events = [WalletEvent(**row._mapping) for row in await connection.execute(query)]
         self._metrics.wallets_low.set(low or 0)
-        for event in events:
-            self._last_event = event.id
-            for hear in self._hear:
-                hear(event)
+        told, self._told = self._told, {event.id for event in events}
+        if told is None:  # what happened before this process began was told by those before it
+            return
+        for event in reversed(events):
+            if event.id not in told:
+                for hear in self._hear:
+                    hear(event)
 
 
 def log_event(event: WalletEvent) -> None:

@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "rate": ("gateway.cli.money", "Exchange rates."),
     "terms": ("gateway.cli.money", "Settlement terms."),
     "budget": ("gateway.cli.catalog", "Budgets."),
+    "wallet": ("gateway.cli.wallets", "Wallets: balances, payments, codes, adjustments."),
     "statement": ("gateway.cli.statements", "Monthly statements: draft, issue, print, credit."),
     "usage": ("gateway.cli.usage", "What was used and what it cost."),
 }

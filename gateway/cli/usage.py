@@ -8,6 +8,7 @@ import click
 
 from gateway.cli.admin_client import AdminClient
 from gateway.cli.output import admin_options, print_object, print_rows
+from gateway.cli.parse import given
 
 REPORT_COLUMNS = (
     "start",
@@ -22,6 +23,7 @@ REPORT_COLUMNS = (
     "policy",
     "saving_percent",
     "cost",
+    "margin",
 )
 REQUEST_COLUMNS = (
     "id",
@@ -34,8 +36,12 @@ REQUEST_COLUMNS = (
     "tokens.output",
     "list",
     "settled",
+    "margin",
     "latency_ms",
 )
+
+
+CORRECTION_COLUMNS = ("original", "reversal", "replacement", "reason", "actor", "recorded_at")
 
 
 @click.group()
@@ -73,6 +79,7 @@ def usage_report(
 @click.option("--key", "key_id")
 @click.option("--model")
 @click.option("--status", type=click.Choice(["completed", "incomplete", "cancelled", "failed", "lost"]))
+@click.option("--negative-margin", is_flag=True, help="Only those that cost more than they bring.")
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True)
 @admin_options
 def usage_requests(
@@ -80,12 +87,15 @@ def usage_requests(
     key_id: str | None,
     model: str | None,
     status: str | None,
+    negative_margin: bool,
     limit: int,
     url: str,
     as_json: bool,
 ) -> None:
     """Single requests, the newest first."""
     asked = {"team_id": team_id, "key_id": key_id, "model": model, "status": status}
+    if negative_margin:
+        asked["negative_margin"] = "true"
     with AdminClient(url) as client:
         print_rows(client.pages("/usage/requests", asked, limit=limit), REQUEST_COLUMNS, as_json)
 
@@ -97,6 +107,28 @@ def usage_show(request_id: str, url: str, as_json: bool) -> None:
     """One request, with the price rows and rates it was computed from."""
     with AdminClient(url) as client:
         print_object(client.get(f"/usage/requests/{request_id}"), as_json)
+
+
+@usage.command("correct")
+@click.argument("request_id")
+@click.option("--reason", required=True, help="It stands in the books for ever.")
+@click.option("--reverse", is_flag=True, help="Take the row back and charge nothing, instead of rating it again.")
+@click.option("--actor", help="Who did it (default: admin).")
+@admin_options
+def usage_correct(request_id: str, reason: str, reverse: bool, actor: str | None, url: str, as_json: bool) -> None:
+    """Rate a request again with today's prices, rates and terms: a linked reversal and a new row; nothing is edited."""
+    body = given(action="reverse" if reverse else "rerate", reason=reason, actor=actor)
+    with AdminClient(url) as client:
+        print_object(client.post(f"/usage/requests/{request_id}/corrections", body), as_json)
+
+
+@usage.command("corrections")
+@click.argument("request_id")
+@admin_options
+def usage_corrections(request_id: str, url: str, as_json: bool) -> None:
+    """How a request was put right, and its replacement, and so on."""
+    with AdminClient(url) as client:
+        print_rows(client.pages(f"/usage/requests/{request_id}/corrections"), CORRECTION_COLUMNS, as_json)
 
 
 def _rfc3339(moment: datetime) -> str:

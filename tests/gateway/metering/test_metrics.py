@@ -41,7 +41,7 @@ def test_what_is_rendered_is_read_by_prometheus() -> None:
     route = metrics.route("chat.completions", "m", "p")
     route.finished("completed", duration_us=1_500_000, ttft_us=200_000, overhead_us=700)
     route.attempted("completed")
-    route.recorded({TokenClass.INPUT: 90, TokenClass.CACHE_READ: 5}, unpriced=1, estimated=1)
+    route.recorded({TokenClass.INPUT: 90, TokenClass.CACHE_READ: 5}, unpriced=1, estimated=1, negative_margin=1)
     metrics.paid("settled", "CNY", 420_000_000)
     samples = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
