@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import cProfile
+import gc
 import json
 import os
 import platform
@@ -23,7 +24,7 @@ import sqlite3
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -48,6 +49,7 @@ from gateway.metering.records import AttemptOpened, AttemptOutcome, RequestClose
 from gateway.metering.shipper import Shipper
 from gateway.metering.source import Source
 from gateway.metrics import Metrics
+from gateway.services import GC_YOUNG
 from gateway.settings import JournalSettings
 
 ROOT: Final = Path(__file__).parents[1]
@@ -255,7 +257,7 @@ async def measure(database: Database, folder: Path, rows: int, batch: int, round
     await run_recorder(database, folder, batch)
     written = await database.rows()
     assert len(written["usage"]) == rows == len(rated), f"{len(written['usage'])} of {rows} rows were written"
-    ways = {
+    ways: dict[str, Callable[[], Awaitable[None]]] = {
         "recorder": lambda: run_recorder(database, folder, batch),
         "ledger": lambda: run_ledger(database, rated, batch),
         "plain": lambda: run_plain(database, written, batch),
@@ -264,6 +266,8 @@ async def measure(database: Database, folder: Path, rows: int, batch: int, round
     for _ in range(rounds):
         for name, way in ways.items():
             await database.fresh()
+            gc.collect()
+            gc.freeze()
             server, wall, cpu = database.server_cpu_s(), time.perf_counter(), time.process_time()
             await way()
             cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
@@ -304,6 +308,7 @@ def show(database: Database, batch: int, figures: dict[str, Figures]) -> dict[st
 
 
 async def main(arguments: argparse.Namespace) -> None:
+    gc.set_threshold(GC_YOUNG, 20, 50)  # as the gateway does
     rows, rounds = (5_000, 3) if arguments.quick else (arguments.rows, arguments.rounds)
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="metergate-bench-", ignore_cleanup_errors=True) as name:

@@ -43,6 +43,9 @@ __all__ = [
 ]
 
 _SQLITE_IDS_PER_QUERY: Final = 500
+_COPY_FROM: Final = 20
+"""From this many rows on, the two round trips of a savepoint are worth it."""
+_KNOWN: Final = "SELECT id FROM usage WHERE id = ANY($1::uuid[])"
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -62,8 +65,6 @@ async def record(connection: AsyncConnection, records: Sequence[UsageRecord]) ->
     try:
         new = await writer.insert_new(connection, ordered)
         if new:
-            await writer.insert(connection, "usage_lines", _line_rows(new, writer.as_id))
-            await writer.insert(connection, "attempts", _attempt_rows(new, writer.as_id))
             await writer.insert(connection, "rollup_money", money_rows(new))
             await writer.insert(connection, "rollup_traffic", traffic_rows(new))
             events = await debit(connection, new)
@@ -187,6 +188,10 @@ def _attempt_rows(records: Iterable[UsageRecord], as_id: Any) -> list[tuple[Any,
     return rows
 
 
+_ROWS: Final = {"usage": _usage_rows, "usage_lines": _line_rows, "attempts": _attempt_rows}
+"""What a batch of records is in each table."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Upsert:
     """What to do where a rollup cell exists: add to it."""
@@ -215,8 +220,6 @@ _WRITTEN: Final[tuple[Table, ...]] = (
 class _SqliteWriter:
     """executemany over prepared statements. Existing ids are looked up first: the transaction holds the only write lock."""
 
-    as_id = staticmethod(_as_bytes)
-
     def __init__(self) -> None:
         self._insert: dict[str, str] = {}
         for table in _WRITTEN:
@@ -235,7 +238,8 @@ class _SqliteWriter:
             result = await connection.exec_driver_sql(f"SELECT id FROM usage WHERE id IN ({marks})", tuple(chunk))
             known.update(row[0] for row in result)
         new = [each for each, id_ in zip(records, ids, strict=True) if id_ not in known]
-        await self.insert(connection, "usage", _usage_rows(new, _as_bytes))
+        for table, rows_of in _ROWS.items():
+            await self.insert(connection, table, rows_of(new, _as_bytes))
         return new
 
     async def insert(self, connection: AsyncConnection, table: str, rows: Rows | list[tuple[Any, ...]]) -> None:
@@ -244,14 +248,17 @@ class _SqliteWriter:
 
 
 class _PostgresqlWriter:
-    """One statement per table: the rows travel as one array per column and are unnested there."""
+    """A batch travels by COPY (a fifth of the CPU), a handful of rows as one array per column, unnested there.
 
-    as_id = staticmethod(_as_uuid)
+    COPY knows no ON CONFLICT, so ids that stand there already are asked for first. Where it fails all the same (another
+    recorder wrote one of them meanwhile, or a value is impossible), its savepoint is rolled back and the arrays say what is what.
+    """
 
     def __init__(self) -> None:
         self._insert: dict[str, str] = {}
+        self._columns: dict[str, list[str]] = {}
         for table in _WRITTEN:
-            columns = [column.name for column in table.columns]
+            columns = self._columns[table.name] = [column.name for column in table.columns]
             arrays = ", ".join(f"${at}::{_pg_type(column.type)}[]" for at, column in enumerate(table.columns, 1))
             conflict = _ROLLUPS[table.name].clause(table.name) if table.name in _ROLLUPS else ""
             self._insert[table.name] = (
@@ -259,6 +266,32 @@ class _PostgresqlWriter:
             )
 
     async def insert_new(self, connection: AsyncConnection, records: list[UsageRecord]) -> list[UsageRecord]:
+        if len(records) >= _COPY_FROM:
+            found = await connection.exec_driver_sql(_KNOWN, ([each.id for each in records],))
+            known = {row[0].int for row in found}
+            new = [each for each in records if each.id.int not in known] if known else records
+            if not new or await self._copied(connection, new):
+                return new
+        new = await self._insert_absent(connection, records)
+        for table in ("usage_lines", "attempts") if new else ():
+            await self.insert(connection, table, _ROWS[table](new, _as_uuid))
+        return new
+
+    async def _copied(self, connection: AsyncConnection, records: list[UsageRecord]) -> bool:
+        """Whether all of them were written; nothing was where not."""
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        await connection.exec_driver_sql("SAVEPOINT metergate_copy")
+        try:
+            for table, rows_of in _ROWS.items():
+                if rows := rows_of(records, _as_uuid):
+                    await driver.copy_records_to_table(table, columns=self._columns[table], records=rows)
+        except Exception:  # whatever it was: the other way meets it again, and says so in the terms of SQLAlchemy
+            await connection.exec_driver_sql("ROLLBACK TO SAVEPOINT metergate_copy")
+            return False
+        await connection.exec_driver_sql("RELEASE SAVEPOINT metergate_copy")
+        return True
+
+    async def _insert_absent(self, connection: AsyncConnection, records: list[UsageRecord]) -> list[UsageRecord]:
         statement = self._insert["usage"] + " ON CONFLICT DO NOTHING RETURNING id"
         arrays = tuple(map(list, zip(*_usage_rows(records, _as_uuid), strict=True)))
         new = {row[0].int for row in await connection.exec_driver_sql(statement, arrays)}
