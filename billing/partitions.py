@@ -13,7 +13,7 @@ from billing.tables import PARTITIONED
 from billing.times import datetime_of, first_id_at, us_of
 
 MONTHS_AHEAD: Final = 3
-_LOCK: Final = 0x6D67_7061_7274  # "mgpart": one maker at a time
+PARTITION_LOCK: Final = 0x6D67_7061_7274  # "mgpart": one maker at a time
 
 
 def _month(at_us: int, ahead: int) -> datetime:
@@ -29,7 +29,7 @@ async def ensure_partitions(connection: AsyncConnection, at_us: int, months_ahea
     """
     if connection.dialect.name != "postgresql":
         return []
-    await connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+    await connection.execute(text(f"SELECT pg_advisory_xact_lock({PARTITION_LOCK})"))
     made = []
     for ahead in range(months_ahead + 1):
         start = _month(at_us, ahead)

@@ -48,6 +48,7 @@ class Services:
     recorder: Recorder
     metrics: Metrics
     wallets: WalletKeeper
+    maintenance: Maintenance
     watch: Watch = field(default_factory=Watch)
     draining: bool = False
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -143,6 +144,7 @@ async def build_services(settings: Settings) -> Services:
         recorder=recorder,
         metrics=metrics,
         wallets=WalletKeeper(database, metrics),
+        maintenance=Maintenance(database, settings.retention),
     )
 
 

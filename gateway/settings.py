@@ -27,6 +27,7 @@ __all__ = [
     "LimitSettings",
     "ModelSettings",
     "ProviderSettings",
+    "RetentionSettings",
     "RouteSettings",
     "Secret",
     "Settings",
@@ -93,6 +94,12 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Output tokens reserved when neither the caller nor the model says a maximum."""
 
 
+class RetentionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    usage_days: Annotated[int, Meta(ge=62)] | None = None
+    """Single usage rows older than this are deleted, in chunks; null keeps them for ever. Sums and statements stay in any case.
+    At least two months, so that a month's rows are there while its statement is made."""
+
+
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     home: Path = Path("var")
     listen: str = "127.0.0.1:8000"
@@ -107,6 +114,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     models: list[ModelSettings] = []
     journal: JournalSettings = field(default_factory=JournalSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
+    retention: RetentionSettings = field(default_factory=RetentionSettings)
     trusted_proxies: list[str] = []
     """Addresses or networks whose `x-forwarded-for` is believed."""
     auth_stale_s: Annotated[int, Meta(ge=1)] = 900
@@ -172,6 +180,11 @@ def _check(settings: Settings, source: Source) -> None:
         except ValueError as error:
             message = f"{text!r} is no IP address or network, such as 10.0.0.0/8"
             raise source.error(("trusted_proxies", index), message) from error
+    days = settings.retention.usage_days
+    if days is not None and settings.journal.retain_hours >= days * 24:
+        raise source.error(
+            ("retention", "usage_days"), "must be longer than journal.retain_hours, or a replay would count rows twice"
+        )
     for name, provider in settings.providers.items():
         _check_provider(name, provider, source)
     _check_models(settings, source)
