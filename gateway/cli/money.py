@@ -8,56 +8,8 @@ from gateway.cli.admin_client import AdminClient
 from gateway.cli.output import admin_options, print_object, print_rows
 from gateway.cli.parse import HELP_TIME, given
 
-SELL_COLUMNS = ("id", "team_id", "provider", "model", "multiplier", "sell_list", "effective_from")
 RATE_COLUMNS = ("id", "kind", "base", "quote", "rate", "source", "effective_from", "recorded_at")
 TERMS_COLUMNS = ("id", "team_id", "provider", "policy", "rate", "bps", "base", "quote", "effective_from")
-
-
-@price.group("sell")
-def price_sell() -> None:
-    """What teams are sold at, where that is not the provider's price."""
-
-
-@price_sell.command("post")
-@click.argument("team_id")
-@click.option("--multiplier", help="Of the provider's price: 1.25 is a quarter more, 1 the price itself.")
-@click.option("--list", "sell_list", help="Or the price list that the team buys on.")
-@click.option("--provider", help="Only for this price list.")
-@click.option("--model", help="Only for this model.")
-@click.option("--from", "effective_from", help=HELP_TIME)
-@admin_options
-def sell_post(
-    team_id: str,
-    multiplier: str | None,
-    sell_list: str | None,
-    provider: str | None,
-    model: str | None,
-    effective_from: str | None,
-    url: str,
-    as_json: bool,
-) -> None:
-    """Say what a team is sold at: `price sell post team_… --multiplier 1.25`. The most specific row applies."""
-    if (multiplier is None) == (sell_list is None):
-        raise click.UsageError("name exactly one of --multiplier and --list")
-    body = given(
-        team_id=team_id,
-        multiplier=multiplier,
-        sell_list=sell_list,
-        provider=provider,
-        model=model,
-        effective_from=effective_from,
-    )
-    with AdminClient(url) as client:
-        print_object(client.post("/sell-prices", body), as_json)
-
-
-@price_sell.command("list")
-@click.option("--team", "team_id", help="Only this team's.")
-@admin_options
-def sell_list(team_id: str | None, url: str, as_json: bool) -> None:
-    """All sell prices, in the order they were recorded."""
-    with AdminClient(url) as client:
-        print_rows(client.pages("/sell-prices", {"team_id": team_id}), SELL_COLUMNS, as_json)
 
 
 @click.group()
