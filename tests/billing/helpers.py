@@ -123,13 +123,14 @@ def rated_record(
     tags: Mapping[str, str] | None = None,
     estimated: bool = False,
     latency_us: int = 800_000,
+    payer_team: str = "team_a",
 ) -> UsageRecord:
-    """One answered request, rated with the newest state of `world`, whose terms are made out to team_a."""
+    """One answered request, rated with the newest state of `world`, whose terms are made out to `payer_team`."""
     id_ = id_ or request_id(NOON_US)
     attempt = used(usage)
     pins = world.pins()
     rated = rate(
-        world, pins, at_us=time_us_of(id_), payer=Payer("team_a", currency), charged=attempt, attempts=[attempt]
+        world, pins, at_us=time_us_of(id_), payer=Payer(payer_team, currency), charged=attempt, attempts=[attempt]
     )
     outcome = AttemptRecord(
         sequence=1,
