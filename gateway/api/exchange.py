@@ -11,36 +11,22 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from billing.usage import Usage
 from gateway import errors, tokens
 from gateway.access.authenticator import check_model
 from gateway.api import failures
 from gateway.api.account import CANCELLED, COMPLETED, FAILED, INCOMPLETE, Account
-from gateway.api.asgi import (
-    BODY,
-    JSON,
-    START,
-    STREAM_HEADERS,
-    CallerLeft,
-    Departure,
-    RawHeaders,
-    Receive,
-    Scope,
-    Send,
-    error_headers,
-    read_body,
-)
+from gateway.api.asgi import JSON, CallerLeft, RawHeaders, Receive, Scope, Send, error_headers, read_body
+from gateway.api.attempt import Attempt
+from gateway.api.caller import LEFT, Caller, Interrupted
+from gateway.api.streaming import STOPPING, StreamRelay
 from gateway.api.surface import Surface, read_tags
 from gateway.errors import ApiError
 from gateway.ids import text_of
 from gateway.routing.retries import MOST_ATTEMPTS, pause_s
-from gateway.sse import DONE, KEEP_ALIVE, StreamBroken, StreamScanner
-from gateway.upstream import reshape
-from gateway.upstream.base import Answer, Call, Failure, Outgoing
+from gateway.sse import StreamBroken
+from gateway.upstream.base import Answer, Call, Failure
 from gateway.upstream.errors import TransportError
-from gateway.upstream.openai import BadAnswer, tier_of
-from gateway.upstream.usage import to_openai
-from gateway.upstream.wire import UpstreamResponse
+from gateway.upstream.openai import BadAnswer
 
 if TYPE_CHECKING:
     from gateway.routing.routes import Plan, Route
@@ -48,35 +34,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-KEEP_ALIVE_S: Final = 15.0
-"""After this much silence towards a streaming caller a comment is sent, so that nothing between us gives up."""
-SLOW_CALLER_S: Final = 300.0
-"""A caller that takes no byte for this long has left, whatever its connection says."""
-MOST_ANSWER_BYTES: Final = 256 << 20
-CANCEL_WAIT_S: Final = 1.0
-DRAIN_WAIT_S: Final = 1.0
-
-LEFT: Final = "the caller left"
-STALLED: Final = "the provider sent nothing for too long"
-STOPPING: Final = "the gateway stopped"
 _EMPTY: Final[dict[str, str]] = {}
 
 
-class Interrupted(Exception):
-    """A wait for the upstream was ended from outside: the caller left, or the provider was silent beyond its limit."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
-
-
 class Exchange:
-    """One request of one caller. `tick` is called by the watch, everything else by the request's own task."""
+    """One request of one caller, run by the request's own task."""
 
     __slots__ = (
-        "_account", "_alive_s", "_call", "_departure", "_fallbacks", "_headers", "_id", "_interrupt", "_limit_s", "_plan",
-        "_receive", "_retries", "_scope", "_send", "_sending_since_s", "_services", "_started", "_surface", "_tags",
-        "_task", "_upstream_ns", "_waiting_since_s",
+        "_account", "_call", "_caller", "_headers", "_id", "_plan", "_receive", "_scope", "_services", "_surface", "_tags",
+        "_upstream_ns",
     )  # fmt: skip
 
     def __init__(self, services: Services, surface: Surface, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,30 +50,20 @@ class Exchange:
         self._surface = surface
         self._scope = scope
         self._receive = receive
-        self._send = send
+        self._caller = Caller(services, receive, send)
         self._account = Account(services)
         self._id = text_of(self._account.request_id)
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
-        self._task = asyncio.current_task()
-        self._alive_s = 0.0
-        self._departure: Departure | None = None
         self._call: Call | None = None
         self._plan: Plan | None = None
         self._tags: dict[str, str] = _EMPTY
-        self._started = False
-        self._interrupt: str | None = None
-        self._waiting_since_s = 0.0
-        self._sending_since_s = 0.0
-        self._limit_s = 0.0
         self._upstream_ns = 0
-        self._fallbacks = b"x-metergate-no-fallback" not in self._headers
-        self._retries = b"x-metergate-no-retry" not in self._headers
 
     async def run(self) -> None:
-        account, running = self._account, self._services.watch.running
+        account = self._account
         try:
             await self._admit()
-            running.add(self)
+            self._caller.arrived()
             await self._serve()
         except ApiError as error:
             await self._refuse(error)
@@ -122,9 +78,7 @@ class Exchange:
             logger.exception("request %s failed inside the gateway", self._id)
             await self._refuse(errors.internal())
         finally:
-            running.discard(self)
-            if self._departure is not None:
-                self._departure.stop()
+            self._caller.done()
             if not account.settled and account.lease is not None:
                 account.close(FAILED, answered=None, error="ended without an outcome")
                 self._services.spawn(account.settle())
@@ -149,7 +103,7 @@ class Exchange:
         services.router.find(call.model)
         check_model(identity, call.model)
         plan = self._plan = services.router.plan(call.model, time.monotonic())
-        if not self._fallbacks:
+        if b"x-metergate-no-fallback" in self._headers:
             del plan.routes[1:]
         self._check_context(call, plan)
         lease = account.lease = await services.admission.admit(
@@ -165,7 +119,6 @@ class Exchange:
         account.snapshot = lease.snapshot
         plan.routes[:] = lease.routes  # what cannot be charged, or does not fit the budget, is not tried
         plan.retries.request(time.monotonic())
-        self._departure = Departure(self._receive)
 
     def _check_context(self, call: Call, plan: Plan) -> None:
         """Only what cannot fit is refused here. An engine counts exactly, and says so itself."""
@@ -197,7 +150,7 @@ class Exchange:
     # ---- attempts ----
 
     async def _serve(self) -> None:
-        """Tries routes until one answers. Raises `ApiError` of the last failure."""
+        """Tries routes until one answers. Raises `ApiError` of the last failure, or `Interrupted` in a pause."""
         assert self._plan is not None
         plan, place, again = self._plan, 0, 0
         while True:
@@ -212,11 +165,11 @@ class Exchange:
             if following is not None and plan.retries.take():
                 place = following
                 continue
-            pause = self._pause(plan.routes[place], failure, again + 1)
+            pause = self._pause(route, failure, again + 1)
             if pause is None or not plan.retries.take():
                 raise failure.error
             again += 1
-            await self._sleep(pause)
+            await self._caller.pause(pause)
 
     def _next_fallback(self, plan: Plan, place: int) -> int | None:
         now_s = time.monotonic()
@@ -224,7 +177,7 @@ class Exchange:
 
     def _pause(self, route: Route, failure: Failure, again: int) -> float | None:
         """How long to wait before the same route is tried again; None when it is not worth it."""
-        if not self._retries:
+        if b"x-metergate-no-retry" in self._headers:
             return None
         pause = pause_s(again, failure.retry_after_s, self._services.router.jitter)
         now_s = time.monotonic()
@@ -233,81 +186,78 @@ class Exchange:
         return pause
 
     async def _attempt(self, route: Route) -> Failure | None:
+        """One attempt at one route; the failure, or None when the request is over. Journalled before anything is sent."""
         call, account, provider = self._call, self._account, route.provider
         assert call is not None and account.lease is not None and account.identity is not None
-        attempt_id = self._id if not account.opened else f"{self._id}-{len(account.opened) + 1}"
+        identifier = self._id if not account.opened else f"{self._id}-{len(account.opened) + 1}"
         outgoing = provider.adapter.prepare(
-            call, route, request_id=attempt_id, output_cap=self._cap_to_send(), team_id=account.identity.team_id
+            call, route, request_id=identifier, output_cap=self._cap_to_send(), team_id=account.identity.team_id
         )
-        sequence = account.open(call, route, account.lease.reserved, self._tags)
-        began_ns = time.monotonic_ns()
+        attempt = Attempt(account, call, route, identifier, outgoing)
+        attempt.sequence = account.open(call, route, account.lease.reserved, self._tags)
         provider.in_flight += 1
+        route.in_flight += 1
         route.breaker.begin(time.monotonic())
         try:
             if call.streamed:
-                failure = await self._stream(route, outgoing, sequence, attempt_id, began_ns)
+                failure = await StreamRelay(attempt, self._caller, self._surface, self._answer_headers(route)).run()
             else:
-                failure = await self._whole(route, outgoing, sequence, attempt_id, began_ns)
+                failure = await self._whole(attempt)
         except BaseException:
             route.breaker.abandoned()
             raise
         finally:
             provider.in_flight -= 1
-        if failure is None:
-            if account.status == COMPLETED:
-                route.breaker.success()
-            elif account.status == CANCELLED:
-                route.breaker.abandoned()
-            return None
-        if failure.blames_route:
-            route.breaker.failure(time.monotonic(), failure.retry_after_s)
-        else:
-            route.breaker.abandoned()
-        if len(account.attempts) < sequence:
-            account.outcome(sequence, FAILED, began_ns=began_ns, error=failure.reason)
+            route.in_flight -= 1
+        self._judge(route, failure)
+        if failure is not None and len(account.attempts) < attempt.sequence:
+            attempt.outcome(FAILED, error=failure.reason)
         return failure
 
-    async def _whole(
-        self, route: Route, outgoing: Outgoing, sequence: int, attempt_id: str, began_ns: int
-    ) -> Failure | None:
+    def _judge(self, route: Route, failure: Failure | None) -> None:
+        """What the attempt says about its route. A stream that failed in-band has said so itself."""
+        if failure is not None and failure.blames_route:
+            route.breaker.failure(time.monotonic(), failure.retry_after_s)
+        elif failure is not None or self._account.status == CANCELLED:
+            route.breaker.abandoned()
+        elif self._account.status == COMPLETED:
+            route.breaker.success()
+
+    async def _whole(self, attempt: Attempt) -> Failure | None:
         """An answer in one piece. Returns the failure, or None when the caller has been answered."""
-        call, provider, account = self._call, route.provider, self._account
-        assert call is not None
-        response: UpstreamResponse | None = None
+        provider, caller, account = attempt.route.provider, self._caller, self._account
+        limit_s = provider.settings.timeout_s
         try:
-            response = await self._open(route, outgoing)
-            body = await self._read_whole(response, provider.settings.timeout_s)
-            retry_after = failures.retry_after(response) if response.status != 200 else None
-            content_type = response.header("content-type") or ""
+            response = attempt.response = await caller.open(provider.transport, attempt.outgoing, limit_s)
+            body = await caller.read_whole(response, limit_s)
+            if response.status != 200:
+                return provider.adapter.failure(provider, response.status, failures.retry_after(response), body)
+            answer = provider.adapter.read_answer(attempt.call, response.header("content-type") or "", body)
         except Interrupted as interrupted:
             if interrupted.why != LEFT:
                 return failures.timed_out(provider.name)
-            await self._left(route, response, None, sequence, attempt_id, began_ns)
+            await attempt.leave()
             return None
         except TransportError as error:
             return failures.broken(provider.name, error)
         except StreamBroken as error:
             return failures.unreadable(provider.name, str(error))
-        finally:
-            self._upstream_ns += time.monotonic_ns() - began_ns
-            if response is not None:
-                await response.aclose()
-        if response.status != 200:
-            return provider.adapter.failure(provider, response.status, retry_after, body)
-        try:
-            answer = provider.adapter.read_answer(call, content_type, body)
         except BadAnswer as bad:
-            return failures.bad_answer(route, bad)
+            return failures.bad_answer(attempt.route, bad)
+        except asyncio.CancelledError:
+            attempt.close_partial(INCOMPLETE, STOPPING)
+            raise
+        finally:
+            self._upstream_ns += time.monotonic_ns() - attempt.began_ns
+            await attempt.release()
         usage, estimated = answer.usage, False
         if usage is None:
-            usage, estimated = self._estimate(tokens.of_text(answer.output_bytes)), True
-        account.outcome(
-            sequence, COMPLETED, began_ns=began_ns, usage=usage, tier=answer.service_tier, estimated=estimated
-        )
-        status = CANCELLED if self._gone() else COMPLETED
-        account.close(status, answered=sequence, estimated=estimated or usage.flaw is not None)
+            usage, estimated = attempt.estimate(tokens.of_text(answer.output_bytes)), True
+        attempt.outcome(COMPLETED, usage=usage, tier=answer.service_tier, estimated=estimated)
+        status = CANCELLED if caller.gone else COMPLETED
+        account.close(status, answered=attempt.sequence, estimated=estimated or usage.flaw is not None)
         await account.settle()
-        await self._send_answer(route, answer)
+        await self._send_answer(attempt.route, answer)
         return None
 
     async def _send_answer(self, route: Route, answer: Answer) -> None:
@@ -316,346 +266,39 @@ class Exchange:
         cost = self._account.cost()
         if cost is not None:
             headers.append((b"x-metergate-cost", cost.encode()))
-        headers.append((b"content-length", str(len(answer.body)).encode()))
-        self._started = True
-        await self._send({"type": START, "status": 200, "headers": headers})
-        await self._send({"type": BODY, "body": answer.body})
+        await self._caller.answer(200, headers, answer.body)
 
-    async def _open(self, route: Route, outgoing: Outgoing) -> UpstreamResponse:
-        """The provider's response headers. Raises `TransportError` or `Interrupted`."""
-        self._wait(route.provider.settings.timeout_s)
-        try:
-            return await route.provider.transport.post(outgoing.url, outgoing.headers, outgoing.body)
-        except asyncio.CancelledError:
-            raise self._interruption() from None
-        finally:
-            self._waiting_since_s = 0.0
-
-    # ---- streams ----
-
-    async def _stream(
-        self, route: Route, outgoing: Outgoing, sequence: int, attempt_id: str, began_ns: int
-    ) -> Failure | None:
-        """A stream. Returns a failure only while the caller has seen no content; afterwards it ends in-band."""
-        call, provider = self._call, route.provider
-        assert call is not None
-        scanner = provider.adapter.scanner(call)
-        response: UpstreamResponse | None = None
-        try:
-            try:
-                response = await self._open(route, outgoing)
-                failure = await self._receive_stream(route, response, scanner)
-            except Interrupted as interrupted:
-                if interrupted.why == LEFT:
-                    await self._left(route, response, scanner, sequence, attempt_id, began_ns)
-                    return None
-                failure = failures.timed_out(provider.name)
-            except TransportError as error:
-                failure = failures.broken(provider.name, error)
-            except StreamBroken as error:
-                failure = failures.unreadable(provider.name, str(error))
-            except BaseException as error:
-                why = STOPPING if isinstance(error, asyncio.CancelledError) else "internal error"
-                self._note_partial(scanner, sequence, began_ns, INCOMPLETE, why)
-                raise
-            if failure is not None and self._account.ttft_us is None:
-                if scanner.size:  # it produced something that nobody saw: its cost is kept, the caller pays none of it
-                    usage, _ = self._stream_usage(route, scanner)
-                    self._account.outcome(
-                        sequence, FAILED, began_ns=began_ns, usage=usage, error=failure.reason, estimated=True
-                    )
-                return failure
-            await self._end_stream(route, scanner, failure, sequence, began_ns)
-            return None
-        finally:
-            if response is not None:
-                await self._finish_reading(response, scanner)
-
-    async def _receive_stream(self, route: Route, response: UpstreamResponse, scanner: StreamScanner) -> Failure | None:
-        provider = route.provider
-        if response.status != 200:
-            body = await self._read_whole(response, provider.settings.idle_timeout_s)
-            return provider.adapter.failure(provider, response.status, failures.retry_after(response), body)
-        if (response.header("content-type") or "").startswith("application/json"):
-            return await self._split_answer(route, response, scanner)
-        return await self._pump(route, response, scanner)
-
-    async def _pump(self, route: Route, response: UpstreamResponse, scanner: StreamScanner) -> Failure | None:
-        """Moves reads until the stream is done. What came with `[DONE]` is left in the scanner for the last send."""
-        watch, send, read_chunk = self._services.watch, self._send, response.read_chunk
-        account, self._limit_s = self._account, route.provider.settings.idle_timeout_s
-        try:
-            while True:
-                self._waiting_since_s = watch.now_s
-                read = await read_chunk()
-                self._waiting_since_s = 0.0
-                if read is None:
-                    scanner.tail = scanner.end()
-                    break
-                out = scanner.feed(read)
-                if scanner.done:
-                    scanner.tail = out
-                    break
-                if out:
-                    if account.ttft_us is None:
-                        await self._begin(route)
-                    self._sending_since_s = watch.now_s
-                    await send({"type": BODY, "body": out, "more_body": True})
-                    self._sending_since_s = 0.0
-                    if self._gone():
-                        raise Interrupted(LEFT)
-        except asyncio.CancelledError:
-            raise self._interruption() from None
-        finally:
-            self._waiting_since_s = self._sending_since_s = 0.0
-        return self._judge(route, scanner)
-
-    def _judge(self, route: Route, scanner: StreamScanner) -> Failure | None:
-        """Whether what has ended was an answer."""
-        if scanner.error is not None:
-            return route.provider.adapter.in_band_failure(route.provider, scanner.error)
-        if scanner.done or (scanner.finished and not scanner.truncated):
-            return None
-        return failures.cut_off(route.provider.name)
-
-    async def _split_answer(self, route: Route, response: UpstreamResponse, scanner: StreamScanner) -> Failure | None:
-        """A provider that answered a request for a stream with one whole answer: made into a stream."""
-        body = await self._read_whole(response, route.provider.settings.timeout_s)
-        try:
-            events = body if body.startswith((b"data:", b":", b"event:")) else reshape.split(body)
-        except reshape.Unreadable as error:
-            return failures.unreadable(route.provider.name, str(error))
-        scanner.tail = scanner.feed(events) + scanner.end()
-        return self._judge(route, scanner)
-
-    async def _read_whole(self, response: UpstreamResponse, limit_s: float) -> bytes:
-        """The whole body. Raises `StreamBroken` beyond `MOST_ANSWER_BYTES`."""
-        self._wait(limit_s)
-        pieces: list[bytes] = []
-        size = 0
-        try:
-            while (piece := await response.read_chunk()) is not None:
-                pieces.append(piece)
-                size += len(piece)
-                if size > MOST_ANSWER_BYTES:
-                    raise StreamBroken(f"an answer of more than {MOST_ANSWER_BYTES} bytes")
-        except asyncio.CancelledError:
-            raise self._interruption() from None
-        finally:
-            self._waiting_since_s = 0.0
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    async def _begin(self, route: Route) -> None:
-        """The first content is about to go out: from here on there is no other route."""
-        if self._account.ttft_us is None:
-            self._account.ttft_us = self._account.elapsed_us()
-        if not self._started:
-            self._started = True
-            await self._send({"type": START, "status": 200, "headers": [*self._answer_headers(route), *STREAM_HEADERS]})
-
-    async def _end_stream(
-        self, route: Route, scanner: StreamScanner, failure: Failure | None, sequence: int, began_ns: int
-    ) -> None:
-        """Closes the books, then sends the last bytes: the usage chunk if wanted and `[DONE]`, or the error."""
-        account, call = self._account, self._call
-        assert call is not None
-        if account.ttft_us is None:  # the whole of it came in one read
-            account.ttft_us = account.elapsed_us()
-        usage, estimated = self._stream_usage(route, scanner)
-        error = None if failure is None else failure.reason
-        status = COMPLETED if failure is None else INCOMPLETE
-        account.outcome(
-            sequence,
-            status,
-            began_ns=began_ns,
-            usage=usage,
-            error=error,
-            tier=tier_of(scanner.service_tier),
-            estimated=estimated,
-        )
-        account.close(status, answered=sequence, estimated=estimated or usage.flaw is not None, error=error)
-        await account.settle()
-        if failure is not None:
-            if failure.blames_route:
-                route.breaker.failure(time.monotonic(), failure.retry_after_s)
-            last = scanner.tail + self._surface.error_event(failure.error)
-        elif call.wants_usage:
-            last = scanner.tail + scanner.usage_event(scanner.usage or to_openai(usage), account.cost()) + DONE
-        else:
-            last = scanner.tail + DONE
-        await self._begin(route)
-        await self._send({"type": BODY, "body": last})
-
-    def _stream_usage(self, route: Route, scanner: StreamScanner) -> tuple[Usage, bool]:
-        usage = None if scanner.usage is None else route.provider.adapter.usage(scanner.usage)
-        if usage is not None:
-            return usage, False
-        return self._estimate(scanner.output_tokens()), True
-
-    async def _finish_reading(self, response: UpstreamResponse, scanner: StreamScanner) -> None:
-        """The caller has everything. A connection whose body was read to its end can carry the next call."""
-        try:
-            if scanner.done and scanner.error is None:
-                async with asyncio.timeout(DRAIN_WAIT_S):
-                    while await response.read_chunk() is not None:
-                        pass
-        except (TransportError, TimeoutError):
-            pass
-        finally:
-            await response.aclose()
-
-    # ---- ways to end early ----
-
-    async def _left(
-        self,
-        route: Route,
-        response: UpstreamResponse | None,
-        scanner: StreamScanner | None,
-        sequence: int,
-        attempt_id: str,
-        began_ns: int,
-    ) -> None:
-        """The caller is gone: the provider is told to stop, and what it produced is billed."""
-        usage: Usage | None = None
-        try:
-            async with asyncio.timeout(CANCEL_WAIT_S):
-                usage = await route.provider.adapter.cancel(route.provider, attempt_id)
-        except TimeoutError:
-            logger.warning("request %s: %s did not confirm the cancellation", self._id, route.provider_name)
-        except asyncio.CancelledError:
-            self._note_partial(scanner, sequence, began_ns, CANCELLED, LEFT)
-            raise
-        finally:
-            if response is not None:
-                await response.aclose()
-        if usage is None:
-            self._note_partial(scanner, sequence, began_ns, CANCELLED, LEFT)
-        else:
-            self._account.outcome(sequence, CANCELLED, began_ns=began_ns, usage=usage, error=LEFT)
-            self._account.close(CANCELLED, answered=sequence, error=LEFT)
-        await self._account.settle()
-
-    def _note_partial(
-        self, scanner: StreamScanner | None, sequence: int, began_ns: int, status: str, error: str
-    ) -> None:
-        """Closes with what is known of an attempt that was ended from our side; the figure is an estimate."""
-        account = self._account
-        assert account.route is not None
-        usage = None
-        if scanner is not None and scanner.usage is not None:
-            usage = account.route.provider.adapter.usage(scanner.usage)
-        if usage is None:
-            usage = self._estimate(0 if scanner is None else scanner.output_tokens())
-        account.outcome(sequence, status, began_ns=began_ns, usage=usage, error=error, estimated=True)
-        delivered = account.ttft_us is not None or error == LEFT
-        account.close(status, answered=sequence if delivered else None, estimated=True, error=error)
+    # ---- other endings ----
 
     async def _stopped(self) -> None:
-        """The server is going down and ends this request. No more waiting; a stream still hears why."""
-        account = self._account
-        if account.opened and not account.closed:
-            self._note_partial(None, len(account.opened), account.begun_ns, INCOMPLETE, STOPPING)
+        """The server is going down and ends this request. No more waiting; a caller that can still hear it hears why."""
+        self._account.close(INCOMPLETE, answered=None, error=STOPPING)
         error = errors.unavailable("The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
-        if self._started and self._call is not None and self._call.streamed:
-            await self._send({"type": BODY, "body": self._surface.error_event(error)})
+        await self._say(error)
 
     async def _refuse(self, error: ApiError) -> None:
-        """The request ends in an error: plain while nothing was sent, in-band afterwards."""
         account = self._account
-        account.close(
-            INCOMPLETE if account.ttft_us is not None else FAILED, answered=None, error=error.code or error.type
-        )
+        status = INCOMPLETE if account.ttft_us is not None else FAILED
+        account.close(status, answered=None, error=error.code or error.type)
         await account.settle()
-        if self._started:
-            await self._send({"type": BODY, "body": self._surface.error_event(error)})
+        await self._say(error)
+        if not account.opened:
+            self._services.metrics.refused.labels(str(error.status)).inc()
+
+    async def _say(self, error: ApiError) -> None:
+        """An error to the caller: plain while nothing was sent, in-band afterwards."""
+        if self._caller.started:
+            if self._call is not None and self._call.streamed:
+                await self._caller.end_stream(self._surface.error_event(error))
             return
-        body = self._surface.error_body(error)
+        account = self._account
         headers = error_headers(error)
         headers.append((b"x-request-id", self._id.encode()))
         if account.opened:
             headers.append((b"x-metergate-attempts", str(len(account.opened)).encode()))
         if account.lease is not None:
             headers += account.lease.headers
-        headers.append((b"content-length", str(len(body)).encode()))
-        self._started = True
-        await self._send({"type": START, "status": error.status, "headers": headers})
-        await self._send({"type": BODY, "body": body})
-        if not account.opened:
-            self._services.metrics.refused.labels(str(error.status)).inc()
-
-    # ---- waiting, and being interrupted ----
-
-    def _wait(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._waiting_since_s = self._services.watch.now_s
-
-    async def _sleep(self, pause: float) -> None:
-        """A pause between attempts. Raises `Interrupted` when the caller leaves."""
-        self._wait(pause + 60.0)
-        try:
-            await asyncio.sleep(pause)
-        except asyncio.CancelledError:
-            raise self._interruption() from None
-        finally:
-            self._waiting_since_s = 0.0
-
-    def _interruption(self) -> BaseException:
-        """What a cancelled wait means: an interruption by the watch, or a true cancellation of the task."""
-        why, self._interrupt = self._interrupt, None
-        self._waiting_since_s = 0.0
-        if why is None:
-            return asyncio.CancelledError()
-        assert self._task is not None
-        self._task.uncancel()
-        return Interrupted(why)
-
-    def _gone(self) -> bool:
-        return self._departure is not None and self._departure.gone
-
-    def tick(self, now_s: float) -> None:
-        """Called by the watch. Ends a wait whose caller has left or whose provider is silent beyond the limit."""
-        if self._interrupt is not None:
-            return
-        since = self._waiting_since_s
-        if self._gone():
-            self._end_wait(LEFT)
-        elif since:
-            silence = now_s - since
-            if silence > self._limit_s:
-                self._end_wait(STALLED)
-            elif silence > KEEP_ALIVE_S and self._call is not None and self._call.streamed:
-                self._keep_alive(silence)
-        elif self._sending_since_s and now_s - self._sending_since_s > SLOW_CALLER_S:
-            self._interrupt = LEFT
-            if self._task is not None:
-                self._task.cancel()
-
-    def _end_wait(self, why: str) -> None:
-        """Only a task that waits for the upstream is interrupted; one that sends looks for itself afterwards."""
-        if self._waiting_since_s and self._task is not None:
-            self._interrupt = why
-            self._task.cancel()
-
-    def _keep_alive(self, now_s: float) -> None:
-        if now_s - self._alive_s >= KEEP_ALIVE_S:
-            self._alive_s = now_s
-            self._services.spawn(self._send_comment())
-
-    async def _send_comment(self) -> None:
-        """A comment between events, if the request still waits. Before the first content it also starts the answer."""
-        if not self._waiting_since_s or self._account.route is None:
-            return
-        if not self._started:
-            self._started = True
-            headers = [*self._answer_headers(self._account.route), *STREAM_HEADERS]
-            await self._send({"type": START, "status": 200, "headers": headers})
-        await self._send({"type": BODY, "body": KEEP_ALIVE, "more_body": True})
-
-    # ---- the rest ----
-
-    def _estimate(self, output_tokens: int) -> Usage:
-        assert self._call is not None
-        return Usage(input=self._call.input_tokens, output=output_tokens)
+        await self._caller.answer(error.status, headers, self._surface.error_body(error))
 
     def _answer_headers(self, route: Route) -> RawHeaders:
         account = self._account

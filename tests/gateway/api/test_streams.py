@@ -199,7 +199,7 @@ async def test_a_parallel_slot_comes_back_whichever_way_a_stream_ends(gateway: G
 
 
 async def test_rule_22_silence_is_filled_with_comments(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.api.exchange.KEEP_ALIVE_S", 0.2)
+    monkeypatch.setattr("gateway.api.caller.KEEP_ALIVE_S", 0.2)
     answer, body = await gateway.stream("first_delay_ms=900;chunks=2")
     assert body.startswith(b": keep-alive\n\n") and body.count(b": keep-alive\n\n") >= 2
     assert text_of(body) == "word0 word1 "

@@ -1,0 +1,101 @@
+"""One attempt at one route, and what it is billed when it does not end by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from billing.usage import Usage
+from gateway.api.account import CANCELLED, INCOMPLETE, Account
+from gateway.api.caller import LEFT
+from gateway.sse import StreamScanner
+
+if TYPE_CHECKING:
+    from gateway.routing.routes import Route
+    from gateway.upstream.base import Call, Outgoing
+    from gateway.upstream.wire import UpstreamResponse
+
+logger = logging.getLogger(__name__)
+
+CANCEL_WAIT_S: Final = 1.0
+
+
+class Attempt:
+    """`id` is what the provider knows the attempt by; `scanner` is there for a stream, `response` once there is one."""
+
+    __slots__ = ("account", "began_ns", "call", "id", "outgoing", "response", "route", "scanner", "sequence")
+
+    def __init__(self, account: Account, call: Call, route: Route, identifier: str, outgoing: Outgoing) -> None:
+        self.account = account
+        self.call = call
+        self.route = route
+        self.id = identifier
+        self.outgoing = outgoing
+        self.sequence = 0
+        self.began_ns = time.monotonic_ns()
+        self.response: UpstreamResponse | None = None
+        self.scanner: StreamScanner | None = route.provider.adapter.scanner(call) if call.streamed else None
+
+    def usage_so_far(self) -> tuple[Usage, bool]:
+        """What is known of its usage, and whether that is an estimate: the last the stream reported, or what it looks like."""
+        scanner = self.scanner
+        if scanner is not None and scanner.usage is not None:
+            usage = self.route.provider.adapter.usage(scanner.usage)
+            if usage is not None:
+                return usage, False
+        return self.estimate(0 if scanner is None else scanner.output_tokens()), True
+
+    def estimate(self, output_tokens: int) -> Usage:
+        return Usage(input=self.call.input_tokens, output=output_tokens)
+
+    def outcome(
+        self,
+        status: str,
+        *,
+        usage: Usage | None = None,
+        error: str | None = None,
+        tier: str = "default",
+        estimated: bool = False,
+    ) -> None:
+        self.account.outcome(
+            self.sequence, status, began_ns=self.began_ns, usage=usage, error=error, tier=tier, estimated=estimated
+        )
+
+    async def leave(self) -> None:
+        """The caller is gone: the provider is told to stop, and what it produced is billed; closes the request."""
+        usage: Usage | None = None
+        try:
+            async with asyncio.timeout(CANCEL_WAIT_S):
+                usage = await self.route.provider.adapter.cancel(self.route.provider, self.id)
+        except TimeoutError:
+            logger.warning("attempt %s: %s did not confirm the cancellation", self.id, self.route.provider_name)
+        except asyncio.CancelledError:
+            self.close_partial(CANCELLED, LEFT)
+            raise
+        finally:
+            await self.release()
+        if usage is None:
+            self.close_partial(CANCELLED, LEFT)
+        else:
+            self.outcome(CANCELLED, usage=usage, error=LEFT)
+            self.account.close(CANCELLED, answered=self.sequence, error=LEFT)
+        await self.account.settle()
+
+    def close_partial(self, status: str, error: str) -> None:
+        """Closes the request with what is known of an attempt that was ended from our side, flagged as an estimate.
+
+        What we broke off before the caller saw any of it costs the caller nothing.
+        """
+        account = self.account
+        usage, _ = self.usage_so_far()
+        self.outcome(status, usage=usage, error=error, estimated=True)
+        delivered = account.ttft_us is not None or status != INCOMPLETE
+        account.close(status, answered=self.sequence if delivered else None, estimated=True, error=error)
+
+    async def release(self) -> None:
+        """Gives the connection back, or drops it when the answer was not read to its end."""
+        response, self.response = self.response, None
+        if response is not None:
+            await response.aclose()
