@@ -83,7 +83,7 @@ def unspent(entries: Iterable[Entry], at_us: int) -> dict[int, int]:
         else:
             lots.credit(_Lot(entry.id, entry.expires_at_us or LATEST_US, entry.amount_nano))
     lots.end_until(at_us)
-    return {lot.credit_id: lot.left_nano for lot in lots.ended}
+    return {lot.credit_id: lot.left_nano for lot in lots.ended if lot.expires_us <= at_us}
 
 
 async def expire_credits(connection: AsyncConnection, team_id: str, currency: str, at_us: int) -> list[Entry]:
