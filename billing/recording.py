@@ -110,9 +110,7 @@ async def record_terms(
         check_text(provider, "provider", InvalidTerms)
     check_currency(base, "base")
     check_currency(quote, "quote")
-    if policy not in POLICIES:
-        raise InvalidTerms(f"policy: {policy!r} is none of {', '.join(POLICIES)}", field="policy")
-    rate_pico = _terms_rate(policy, rate, bps, base, quote)
+    rate_pico = checked_terms(policy, rate, bps, base, quote)
     check_time(effective_from_us, "effective_from")
     await bump_catalog_version(connection)
     await refuse_backdated(connection, effective_from_us, team_id=team_id)
@@ -160,6 +158,7 @@ async def record_sell(
         raise InvalidSell(f"multiplier: {multiplier} is outside 0..{most}", field="multiplier")
     check_time(effective_from_us, "effective_from")
     await bump_catalog_version(connection)
+    await refuse_backdated(connection, effective_from_us, team_id=team_id)
     if await connection.scalar(select(tables.teams.c.id).where(tables.teams.c.id == team_id)) is None:
         raise NotFound(f"team_id: no team {team_id!r}", field="team_id")
     prices = tables.price_rows.c
@@ -183,7 +182,10 @@ async def record_sell(
     return SellRow(id=row_id, **values)  # type: ignore[arg-type]
 
 
-def _terms_rate(policy: str, rate: str | None, bps: int | None, base: str, quote: str) -> int | None:
+def checked_terms(policy: str, rate: str | None, bps: int | None, base: str, quote: str) -> int | None:
+    """The pico of a fixed rate; None where the terms have none. Raises `InvalidTerms` or `InvalidAmount` by field."""
+    if policy not in POLICIES:
+        raise InvalidTerms(f"policy: {policy!r} is none of {', '.join(POLICIES)}", field="policy")
     if policy == FIXED:
         if bps is not None:
             raise InvalidTerms("bps: belongs to market_plus_bps, not to fixed terms", field="bps")
