@@ -19,6 +19,8 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 from msgspec import Meta, Struct, field
 
+from billing.currencies import MINOR_DIGITS
+from billing.money import Money
 from gateway.secret import MASK, Secret
 from gateway.settings_source import SettingsError, Source, build, read_source, resolve_text
 
@@ -58,7 +60,15 @@ class ProviderSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     idle_timeout_s: Seconds = 120.0
     """Longest silence inside an answer."""
     max_parallel: Count | None = None
+    cost_per_hour: Annotated[str, Meta(pattern=r"^\d+(\.\d{1,9})? [A-Z]{3}$")] | None = None
+    """What an hour of this engine costs us, such as "3.50 USD": the break-even report compares it with every upstream."""
     engine_args: list[str] = []
+
+    def hourly_cost(self) -> Money:
+        """`cost_per_hour` as money."""
+        assert self.cost_per_hour is not None
+        amount, _, currency = self.cost_per_hour.partition(" ")
+        return Money.parse(amount, currency)
 
 
 class RouteSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -208,6 +218,8 @@ def _check_provider(name: str, provider: ProviderSettings, source: Source) -> No
     path = ("providers", name)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise source.error(path, "a provider's name has letters, digits, dots, dashes and underscores")
+    if provider.cost_per_hour is not None and provider.cost_per_hour[-3:] not in MINOR_DIGITS:
+        raise source.error((*path, "cost_per_hour"), f"{provider.cost_per_hour[-3:]} is no ISO 4217 currency code")
     if provider.base_url is not None:
         parts = urlsplit(provider.base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:

@@ -25,6 +25,7 @@ from gateway.admin.statements import StatementsController
 from gateway.admin.teams import TeamsController
 from gateway.admin.usage import UsageController
 from gateway.admin.wallets import WalletsController
+from gateway.admin.what_if import BreakEvenController, WhatIfController
 from gateway.ids import new_request_id
 
 MAX_BODY_BYTES = 1 << 20
@@ -51,6 +52,8 @@ def admin_router(services: AdminServices) -> litestar.Router:
             BudgetsController,
             UsageController,
             StatementsController,
+            WhatIfController,
+            BreakEvenController,
             WalletsController,
             RedemptionCodesController,
             SellPricesController,

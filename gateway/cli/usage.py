@@ -1,4 +1,4 @@
-"""`metergate usage report|requests|show`: what was used and what it cost."""
+"""`metergate usage report|requests|show|what-if|break-even`: what was used and what it cost."""
 
 from __future__ import annotations
 
@@ -42,6 +42,25 @@ REQUEST_COLUMNS = (
 
 
 CORRECTION_COLUMNS = ("original", "reversal", "replacement", "reason", "actor", "recorded_at")
+WHAT_IF_COLUMNS = (
+    "team_id",
+    "model",
+    "requests",
+    "tokens",
+    "actual.settled",
+    "what_if.settled",
+    "difference",
+    "what_if.unpriced",
+)
+UPSTREAM_COLUMNS = (
+    "provider",
+    "model",
+    "cost",
+    "cost_per_mtok",
+    "break_even_tokens_per_hour",
+    "break_even_percent",
+    "cheaper",
+)
 
 
 @click.group()
@@ -129,6 +148,93 @@ def usage_corrections(request_id: str, url: str, as_json: bool) -> None:
     """How a request was put right, and its replacement, and so on."""
     with AdminClient(url) as client:
         print_rows(client.pages(f"/usage/requests/{request_id}/corrections"), CORRECTION_COLUMNS, as_json)
+
+
+@usage.command("what-if")
+@click.option("--start", required=True, help="RFC 3339 time.")
+@click.option("--end", required=True, help="RFC 3339 time; up to 92 days later.")
+@click.option("--team", "team_id", help="Only this team.")
+@click.option("--model", help="Only this model.")
+@click.option("--version", type=int, help="Another version of the price book.")
+@click.option("--priced-at", help="All prices as they are in force at this time.")
+@click.option("--draft", "draft_id", type=int, help="A draft's prices, as if they had held.")
+@click.option("--base", help="With --quote and --rate or --bps: other settlement terms.")
+@click.option("--quote")
+@click.option("--rate", "fixed", help="A fixed rate from --base to --quote.")
+@click.option("--bps", type=int, help="Or the market's rate plus this many basis points.")
+@click.option("--route", help="PROVIDER/MODEL, as if it had answered.")
+@admin_options
+def usage_what_if(
+    start: str,
+    end: str,
+    team_id: str | None,
+    model: str | None,
+    version: int | None,
+    priced_at: str | None,
+    draft_id: int | None,
+    base: str | None,
+    quote: str | None,
+    fixed: str | None,
+    bps: int | None,
+    route: str | None,
+    url: str,
+    as_json: bool,
+) -> None:
+    """What a past range would have cost under another book, other terms or another route. Nothing is written."""
+    terms = given(base=base, quote=quote, rate=fixed, bps=bps)
+    if terms:
+        if base is None or quote is None or (fixed is None) == (bps is None):
+            raise click.UsageError("other terms need --base, --quote and exactly one of --rate and --bps")
+        terms["policy"] = "fixed" if fixed is not None else "market_plus_bps"
+    provider, slash, served = (route or "").partition("/")
+    if route is not None and not (provider and slash and served):
+        raise click.UsageError("--route must be PROVIDER/MODEL")
+    body = given(
+        start=start,
+        end=end,
+        team_id=team_id,
+        model=model,
+        version=version,
+        priced_at=priced_at,
+        draft_id=draft_id,
+        terms=terms or None,
+        route={"provider": provider, "model": served} if route else None,
+    )
+    with AdminClient(url) as client:
+        print_rows(client.post("/what-if", body)["data"], WHAT_IF_COLUMNS, as_json)
+
+
+@usage.command("break-even")
+@click.argument("provider")
+@click.option("--start", help="RFC 3339 time (default: 7 days ago).")
+@click.option("--end", help="RFC 3339 time (default: now).")
+@click.option("--cost-per-hour", help="What an hour of the engine costs (default: its setting, or its price per hour).")
+@click.option("--currency", help="Of --cost-per-hour.")
+@admin_options
+def usage_break_even(
+    provider: str,
+    start: str | None,
+    end: str | None,
+    cost_per_hour: str | None,
+    currency: str | None,
+    url: str,
+    as_json: bool,
+) -> None:
+    """What an engine paid by the hour costs per million tokens, beside every price in the book."""
+    asked = {
+        "provider": provider,
+        "start": start,
+        "end": end,
+        "cost_per_hour": cost_per_hour,
+        "currency": currency,
+    }
+    with AdminClient(url) as client:
+        answer = client.get("/reports/break-even", asked)
+    if as_json:
+        print_object(answer, as_json)
+        return
+    print_object({name: value for name, value in answer.items() if name != "upstreams"}, as_json)
+    print_rows(answer["upstreams"], UPSTREAM_COLUMNS, as_json)
 
 
 def _rfc3339(moment: datetime) -> str:
