@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import uvicorn
 
+from gateway.serve.protocol import HttpProtocol
+
 DRAIN_S: Final = 60
 """After SIGTERM running requests may take this long; then their streams are cut, and billed as cancelled."""
 
@@ -39,7 +41,7 @@ def make_server(app: Any) -> Server:
     return Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=HttpProtocol,
             ws="none",
             lifespan="off",
             access_log=False,

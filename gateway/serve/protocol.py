@@ -1,0 +1,467 @@
+"""HTTP/1.1 towards callers: an ASGI server protocol for uvicorn's `Server`, thin where every request passes.
+
+uvicorn's own protocol checks each header of each answer by two regular expressions and writes head and body in two system
+calls. This one joins head and first body into one write, checks the joined head once, and keeps one small object per request.
+All around it (sockets, start, ticks, graceful stop) stays uvicorn's. Measured: docs/decisions/0002-server-protocol.md.
+
+The head of an answer goes out with its first body message, so a streaming route sends both when it has something to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import logging
+from collections import deque
+from collections.abc import Iterable, MutableMapping
+from typing import Any, Final, cast
+from urllib.parse import unquote
+
+import httptools
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+logger = logging.getLogger(__name__)
+
+Message = MutableMapping[str, Any]
+
+REQUEST_HIGH: Final = 262_144
+"""Unread bytes of a request's body above which its socket is not read."""
+
+MAX_HEAD_BYTES: Final = 65_536
+"""Request line and headers together; above it the answer is 431."""
+
+JOIN_BYTES: Final = 65_536
+"""A head and a body up to this size are copied into one piece; larger ones go out as a vector."""
+
+_STATUS: Final = {
+    int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode("ascii") for status in http.HTTPStatus
+}
+_ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
+
+
+def _plain_error(status: int, text: str, kind: str, code: str) -> bytes:
+    body = f'{{"error":{{"message":"{text}","type":"{kind}","param":null,"code":"{code}"}}}}'.encode("ascii")
+    head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+    return _STATUS[status] + head + body
+
+
+_BAD_REQUEST: Final = _plain_error(400, "This is not a valid HTTP/1.1 request.", "invalid_request_error", "bad_http")
+_HEAD_TOO_LARGE: Final = _plain_error(
+    431, "The request's headers are too large.", "invalid_request_error", "headers_too_large"
+)
+_INTERNAL: Final = _plain_error(500, "The gateway failed to answer.", "server_error", "internal_error")
+
+
+class Exchange:
+    """One request and its answer: the `receive` and `send` of ASGI."""
+
+    __slots__ = (
+        "_body", "_chunked", "_head", "_left", "_news", "_protocol", "_silent", "_waiter",
+        "close", "complete", "disconnected", "expects_continue", "more", "scope", "size", "started",
+    )  # fmt: skip
+
+    def __init__(self, protocol: HttpProtocol, scope: Message, *, close: bool, expects_continue: bool) -> None:
+        self._protocol = protocol
+        self.scope = scope
+        self.close = close
+        self.expects_continue = expects_continue
+        self.more = True
+        self.size = 0
+        self.started = False
+        self.complete = False
+        self.disconnected = False
+        self._news = False
+        self._body: list[bytes] = []
+        self._head: bytes | None = None
+        self._silent = scope["method"] == "HEAD"
+        self._chunked = False
+        self._left = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def run(self, app: Any) -> None:
+        try:
+            await app(self.scope, self.receive, self.send)
+        except asyncio.CancelledError:
+            self._protocol.drop()
+            raise
+        except Exception:
+            logger.exception("an answer failed inside the gateway")
+        if not (self.complete or self.disconnected):
+            if self._head is None and self.started:
+                self._protocol.drop()
+            else:
+                self._protocol.refuse(_INTERNAL)
+
+    # ---- what arrives ----
+
+    def feed(self, data: bytes) -> None:
+        self._body.append(data)
+        self.size += len(data)
+        self.wake()
+
+    def end(self) -> None:
+        self.more = False
+        self.wake()
+
+    def lose(self) -> None:
+        self.disconnected = True
+        self.wake()
+
+    def wake(self) -> None:
+        self._news = True
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def receive(self) -> Message:
+        """The next part of the body; `http.disconnect` once the caller has left or the answer is complete."""
+        if self.expects_continue and not self.started:
+            self.expects_continue = False
+            self._protocol.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while not self._news:
+            self._waiter = self._protocol.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self.disconnected or self.complete:
+            return {"type": "http.disconnect"}
+        self._news = False
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        self.size = 0
+        self._protocol.resume_reading()
+        return {"type": "http.request", "body": body, "more_body": self.more}
+
+    # ---- what goes out ----
+
+    async def send(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "http.response.start":
+            if self.started:
+                raise RuntimeError("the answer was already started")
+            self._head = self._make_head(message["status"], message.get("headers", ()))
+            self.started = True
+            return
+        if kind != "http.response.body" or not self.started or self.complete:
+            raise RuntimeError(f"{kind} does not belong here")
+        protocol = self._protocol
+        if protocol.write_paused and not self.disconnected:
+            await protocol.drained()
+        if self.disconnected:
+            return
+        more = message.get("more_body", False)
+        data = self._frame(message.get("body", b""), more)
+        head, self._head = self._head, None
+        if head is None:
+            protocol.write(data)
+        elif len(data) <= JOIN_BYTES:
+            protocol.write(head + data)
+        else:
+            protocol.write_all((head, data))
+        if not more:
+            self.complete = True
+            self.wake()
+            protocol.answered(self)
+
+    def _make_head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+        parts = [_STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status]
+        length: int | None = None
+        lines = 1
+        for name, value in (*self._protocol.server_state.default_headers, *headers):
+            name = name.lower()
+            if name == b"content-length":
+                length = int(value)
+            elif name == b"transfer-encoding":
+                continue  # framing is this class's own affair
+            elif name == b"connection":
+                self.close = self.close or b"close" in value.lower()
+                continue
+            lines += 1
+            parts += (name, b": ", value, b"\r\n")
+        if self.close:
+            lines += 1
+            parts.append(b"connection: close\r\n")
+        if status in (204, 304):
+            self._silent = True
+        elif length is not None:
+            self._left = length
+        elif not self._silent:
+            self._chunked = True
+            lines += 1
+            parts.append(b"transfer-encoding: chunked\r\n")
+        head = b"".join(parts)
+        if head.count(b"\n") != lines or head.count(b"\r") != lines:
+            raise RuntimeError("a header of the answer holds a line break")
+        return head + b"\r\n"
+
+    def _frame(self, body: bytes, more: bool) -> bytes:
+        if self._silent:
+            return b""
+        if self._chunked:
+            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            return chunk if more else chunk + b"0\r\n\r\n"
+        self._left -= len(body)
+        if self._left < 0 or (self._left and not more):
+            raise RuntimeError("the answer's body does not have its content-length")
+        return body
+
+
+class HttpProtocol(asyncio.Protocol):
+    """One connection of one caller. Requests are answered in their order; a pipelined one waits for its turn."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        if not config.loaded:
+            config.load()
+        self.loop = _loop or asyncio.get_running_loop()
+        self.server_state = server_state
+        self.write_paused = False
+        self._app = config.loaded_app
+        self._root_path = config.root_path
+        self._keep_alive_s = config.timeout_keep_alive
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._client: tuple[str, int] | None = None
+        self._server: tuple[str, int] | None = None
+        self._scheme = "http"
+        self._timer: asyncio.TimerHandle | None = None
+        self._drain: asyncio.Future[None] | None = None
+        self._current: Exchange | None = None
+        self._parsing: Exchange | None = None
+        self._waiting: deque[Exchange] = deque()
+        self._dead = False
+        self._paused = False
+        self._raw_left = 0
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._head_bytes = 0
+        self._expects_continue = False
+
+    # ---- what the loop calls ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.server_state.connections.add(cast(Any, self))
+        self._client = _address(transport.get_extra_info("peername"))
+        self._server = _address(transport.get_extra_info("sockname"))
+        self._scheme = "https" if transport.get_extra_info("sslcontext") else "http"
+        self._rest()
+
+    def data_received(self, data: bytes) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._raw_left:
+            self._feed_raw(data)
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._feed_raw(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._bad()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._dead = True
+        self.server_state.connections.discard(cast(Any, self))
+        if self._timer is not None:
+            self._timer.cancel()
+        for exchange in (self._current, *self._waiting):
+            if exchange is not None and not exchange.complete:
+                exchange.lose()
+        self._waiting.clear()
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        drain, self._drain = self._drain, None
+        if drain is not None and not drain.done():
+            drain.set_result(None)
+
+    # ---- what the parser calls ----
+
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._headers = []
+        self._head_bytes = 0
+        self._expects_continue = False
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        self._count(len(name) + len(value))
+        if name == b"expect" and value.lower() == b"100-continue":
+            self._expects_continue = True
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if self._dead:
+            return
+        parser = self._parser
+        path, query = _split_url(self._url)
+        scope: Message = {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": parser.get_http_version(),
+            "server": self._server,
+            "client": self._client,
+            "scheme": self._scheme,
+            "method": parser.get_method().decode("ascii"),
+            "root_path": self._root_path,
+            "path": unquote(path.decode("ascii")) if b"%" in path else path.decode("ascii"),
+            "raw_path": path,
+            "query_string": query,
+            "headers": self._headers,
+            "state": {},
+        }
+        close = not parser.should_keep_alive() or parser.should_upgrade()
+        exchange = Exchange(self, scope, close=close, expects_continue=self._expects_continue)
+        self._parsing = exchange
+        if self._current is None or self._current.complete:
+            self._start(exchange)
+        else:
+            self._waiting.append(exchange)
+            self.pause_reading()
+
+    def on_body(self, body: bytes) -> None:
+        exchange = self._parsing
+        if exchange is None or exchange.complete or self._dead:
+            return
+        exchange.feed(body)
+        if exchange.size > REQUEST_HIGH:
+            self.pause_reading()
+
+    def on_message_complete(self) -> None:
+        exchange = self._parsing
+        if exchange is None or exchange.complete:
+            return
+        if self._parser.should_upgrade():
+            self._raw_left = _content_length(self._headers)
+            if self._raw_left:
+                return
+        exchange.end()
+
+    # ---- what an exchange calls ----
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def write_all(self, pieces: Iterable[bytes]) -> None:
+        self._transport.writelines(pieces)
+
+    async def drained(self) -> None:
+        """Returns when the caller has taken enough, or has left."""
+        if self._drain is None:
+            self._drain = self.loop.create_future()
+        await asyncio.shield(self._drain)
+
+    def pause_reading(self) -> None:
+        if not self._paused and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._paused and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+
+    def answered(self, exchange: Exchange) -> None:
+        """The answer is complete: the next request's turn, or rest, or the end."""
+        self.server_state.total_requests += 1
+        if exchange.close or self._dead:
+            self._transport.close()
+            return
+        self.resume_reading()
+        if self._waiting:
+            self._start(self._waiting.popleft())
+        else:
+            self._rest()
+
+    def refuse(self, answer: bytes) -> None:
+        """Sends a ready answer instead of the app's and closes."""
+        if not self._dead:
+            self._transport.write(answer)
+            self._transport.close()
+        self._dead = True
+
+    def drop(self) -> None:
+        self._dead = True
+        self._transport.close()
+
+    # ---- what uvicorn's server calls ----
+
+    def shutdown(self) -> None:
+        """No further request on this connection; a running one is finished."""
+        if self._current is None or self._current.complete:
+            self._transport.close()
+        else:
+            self._current.close = True
+
+    # ---- the rest ----
+
+    def _feed_raw(self, data: bytes) -> None:
+        """An offer to upgrade is declined by answering it; the parser stops at its headers, so its body is read here."""
+        exchange = self._parsing
+        if exchange is None or exchange.complete or not self._raw_left:
+            return
+        body = data[: self._raw_left]
+        self._raw_left -= len(body)
+        if body:
+            self.on_body(body)
+        if not self._raw_left:
+            exchange.end()
+
+    def _start(self, exchange: Exchange) -> None:
+        self._current = exchange
+        task = self.loop.create_task(exchange.run(self._app))
+        self.server_state.tasks.add(task)
+        task.add_done_callback(self.server_state.tasks.discard)
+
+    def _rest(self) -> None:
+        self._timer = self.loop.call_later(self._keep_alive_s, self._transport.close)
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > MAX_HEAD_BYTES and not self._dead:
+            self._end_with(_HEAD_TOO_LARGE)
+
+    def _bad(self) -> None:
+        if not self._dead:
+            self._end_with(_BAD_REQUEST)
+
+    def _end_with(self, answer: bytes) -> None:
+        """Something on this connection cannot be read: nothing is written into the middle of another answer."""
+        if self._current is None or self._current.complete:
+            self.refuse(answer)
+        else:
+            self.drop()
+
+
+def _split_url(url: bytes) -> tuple[bytes, bytes]:
+    """Path and query of a request target in origin form, or in absolute form."""
+    if not url.startswith(b"/"):
+        parsed = httptools.parse_url(url)
+        return parsed.path or b"/", parsed.query or b""
+    path, _, query = url.partition(b"?")
+    return path, query.partition(b"#")[0]
+
+
+def _content_length(headers: list[tuple[bytes, bytes]]) -> int:
+    return next((int(value) for name, value in headers if name == b"content-length"), 0)
+
+
+def _address(info: object) -> tuple[str, int] | None:
+    return (str(info[0]), int(info[1])) if isinstance(info, (tuple, list)) and len(info) >= 2 else None
