@@ -1,9 +1,9 @@
 -- A: 3 how many settlements at most, roughly, 4 budget periods whose versions are asked for as well
-local found, versions = nil, {}
+local found, versions = {}, {}
 local complete = call('HLEN', KEYS[3]) <= A[3]
 if complete then
   found = call('HGETALL', KEYS[3])
-else
+elseif A[3] > 0 then -- of 0 only the versions are wanted, and HSCAN refuses it
   found = call('HSCAN', KEYS[3], 0, 'COUNT', A[3])[2]
 end
 local function version_of(field)

@@ -235,6 +235,8 @@ async def test_reconciling_moves_settlements_into_the_base_without_a_gap(store: 
     for request in requests:
         granted(await store.admit(request))
         await store.settle(request, 0, {1: 7, 2: 9})
+    versions_alone = await store.unshipped([DAY], 0)
+    assert (versions_alone.settled, versions_alone.complete) == ({}, False)
     listed = await store.unshipped([DAY, BudgetWindow(2, WINDOW)], 100)
     assert listed.complete
     assert listed.settled == {each.request_id: {DAY: 7, BudgetWindow(2, WINDOW): 9} for each in requests}

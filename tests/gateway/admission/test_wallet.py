@@ -1,0 +1,165 @@
+"""A prepaid wallet at the door: balance and credit hold exactly, in memory and on a shared store, and a top-up opens it again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.database import open_database
+from billing.ledger import record
+from billing.teams import update_team
+from billing.usage import Usage
+from billing.wallet_credits import adjust, top_up
+from billing.wallets import balance_nano
+from gateway.access.identity import Identity
+from gateway.admission import admission, seeding
+from gateway.admission.admission import Lease
+from gateway.admission.key_state import WalletLeft, key_state
+from gateway.admission.memory import MemoryStore
+from gateway.admission.store import LimitStore
+from gateway.admission.valkey import ValkeyStore
+from gateway.admission.wallet import WALLET_ID, wallet_window
+from gateway.errors import ApiError
+from tests.billing.helpers import rated_record
+from tests.fixtures.valkey import ValkeyServer
+from tests.gateway.admission.conftest import unique_prefix
+from tests.gateway.admission.helpers import spent_and_reserved
+from tests.gateway.admission.house import UNPRICED, House
+
+COST = 1000 * 280 + 500 * 420
+"""What one request of the house reserves, and settles when it uses all of it."""
+
+
+@pytest.fixture(params=["memory", "valkey"])
+async def house(request: pytest.FixtureRequest, sqlite_url: str, valkey_server: ValkeyServer) -> AsyncIterator[House]:
+    store: LimitStore
+    if request.param == "memory":
+        store = MemoryStore()
+    else:
+        store = ValkeyStore(valkey_server.url, prefix=unique_prefix(), heal_us=0, timeout_s=5)
+    engine: AsyncEngine = open_database(sqlite_url)
+    built = await House.build(engine, store)
+    yield built
+    await built.admission.stop()
+    await engine.dispose()
+
+
+async def prepaid(house: House, credit_nano: int | None = None) -> Identity:
+    """The American team pays beforehand from now on."""
+    async with house.database.begin() as connection:
+        await update_team(connection, house.american.id, billing="prepaid", credit_limit_nano=credit_nano)
+    await house.catalog.refresh()
+    return replace(house.key(house.american), prepaid=True)
+
+
+async def pay(house: House, nano: int, external_id: str = "one") -> None:
+    async with house.database.begin() as connection:
+        await top_up(
+            connection, team_id=house.american.id, external_id=external_id, amount=f"{nano // 10**9}.{nano % 10**9:09}",
+            currency="USD", method="card", actor="shop",
+        )  # fmt: skip
+
+
+def wallet(house: House) -> str:
+    return wallet_window(house.american.id, "USD").window
+
+
+async def refused(house: House, key: Identity) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await house.admit(key)
+    return caught.value
+
+
+async def test_rule_11_parallel_requests_against_a_balance_for_23_and_credit_for_7_are_30(house: House) -> None:
+    key = await prepaid(house, credit_nano=7 * COST)
+    await pay(house, 23 * COST + COST - 1)
+    answers = await asyncio.gather(*(house.admit(key) for _ in range(100)), return_exceptions=True)
+    leases = [each for each in answers if isinstance(each, Lease)]
+    errors = [each for each in answers if isinstance(each, ApiError)]
+    assert (len(leases), len(errors)) == (30, 70)
+    assert {(each.status, each.code, each.headers["x-should-retry"]) for each in errors} == {
+        (402, "budget_exceeded", "false")
+    }
+    assert errors[0].message == (
+        "This team's prepaid wallet has 0.000489999 USD left (its credit limit of 0.00343 USD included), running requests "
+        "deducted, and this request could cost 0.00049 USD. Ask for fewer output tokens, or top the wallet up."
+    )
+    for lease in leases:
+        await house.settle(lease, Usage(input=1000, output=500))
+    assert await spent_and_reserved(house.admission.store, WALLET_ID, wallet(house)) == (
+        30 * COST - (23 * COST + COST - 1),
+        0,
+    )
+
+
+async def test_a_wallet_without_money_admits_nothing_and_a_top_up_opens_it_within_a_second(house: House) -> None:
+    key = await prepaid(house)
+    assert (await refused(house, key)).status == 402
+    await pay(house, 2 * COST)
+    began = time.monotonic()
+    while (await asyncio.gather(house.admit(key), return_exceptions=True))[0] not in house.leases:
+        assert time.monotonic() - began < 5
+        await asyncio.sleep(0.02)
+    assert house.leases[-1].output_cap is None  # the caller named its own
+
+
+async def test_what_settled_counts_once_before_and_after_its_row_is_there(house: House) -> None:
+    key = await prepaid(house)
+    await pay(house, 10 * COST)
+    lease = await house.admit(key)
+    await house.settle(lease, Usage(input=1000, output=500))
+    assert await spent_and_reserved(house.admission.store, WALLET_ID, wallet(house)) == (-9 * COST, 0)
+    row = rated_record(
+        Usage(input=1000, output=500), id_=lease.request_id, team=house.american.id, currency="USD",
+    )  # fmt: skip
+    async with house.database.begin() as connection:
+        await record(connection, [row])
+        await adjust(connection, team_id=house.american.id, amount="-0.00049", reason="fee", actor="ann")
+        assert await balance_nano(connection, house.american.id, "USD") == 8 * COST
+    began = time.monotonic()
+    while await spent_and_reserved(house.admission.store, WALLET_ID, wallet(house)) != (-8 * COST, 0):
+        assert time.monotonic() - began < 5
+        await asyncio.sleep(0.02)
+    assert (await house.admission.store.unshipped([], 10)).settled == {}
+
+
+async def test_money_that_came_in_while_nobody_called_is_there_for_the_first_request(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seeding, "ACTIVE_S", 0.0)
+    monkeypatch.setattr(admission, "USED_US", 0)
+    key = await prepaid(house)
+    assert (await refused(house, key)).status == 402
+    window = wallet_window(house.american.id, "USD")
+    began = time.monotonic()
+    while house.admission.seeding.follows(window):  # until it is no longer brought in line every second
+        assert time.monotonic() - began < 10
+        await asyncio.sleep(0.02)
+    await pay(house, COST)
+    await house.admit(key)
+    assert (await refused(house, key)).status == 402
+
+
+async def test_a_key_sees_its_wallet_and_what_running_requests_hold(house: House) -> None:
+    key = await prepaid(house, credit_nano=10**9)
+    await pay(house, 10**9)
+    await house.admit(key)
+    state = await key_state(house.admission, house.catalog.snapshot, key, time.time_ns() // 1000)
+    assert state.wallet == WalletLeft("1", "1", "0.00049", "1.99951", "USD")
+    postpaid = house.key(house.chinese)
+    state = await key_state(house.admission, house.catalog.snapshot, postpaid, time.time_ns() // 1000)
+    assert state.wallet is None
+
+
+async def test_rule_05_an_unpriced_model_is_refused_and_an_unnamed_cap_is_sent_upstream(house: House) -> None:
+    key = await prepaid(house)
+    await pay(house, 10**9)
+    with pytest.raises(ApiError) as caught:
+        await house.admit(key, UNPRICED)
+    assert (caught.value.status, caught.value.code) == (403, "model_unpriced")
+    assert (await house.admit(key, output_cap=None)).output_cap == 4096
