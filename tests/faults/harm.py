@@ -1,0 +1,206 @@
+"""The ways in which a fault run harms a gateway under traffic. Each one leaves everything running again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol
+
+from tests.faults.callers import Wish, some_wishes
+from tests.faults.stage import Stage
+
+
+class Database(Protocol):
+    """A server that can be harmed."""
+
+    def freeze(self) -> None: ...
+    def thaw(self) -> None: ...
+    def crash(self) -> None: ...
+    def start(self) -> None: ...
+
+
+Harm = Callable[[Stage], Coroutine[Any, Any, None]]
+
+
+async def _traffic(stage: Stage, wishes: list[Wish], harm: Callable[[], Awaitable[None]] | None = None) -> None:
+    """All callers at once, each a little later than the one before, and the harm somewhere among them."""
+
+    async def later(wish: Wish, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        await stage.callers.ask(wish)
+
+    work = [later(wish, stage.dice.uniform(0, 0.25)) for wish in wishes]
+    await asyncio.gather(*work, *([harm()] if harm else []))
+
+
+async def _a_moment(stage: Stage) -> None:
+    await asyncio.sleep(stage.dice.uniform(0.0, 0.3))
+
+
+def _with(stage: Stage) -> list[Wish]:
+    return some_wishes(stage.dice, 12)
+
+
+async def nothing(stage: Stage) -> None:
+    await _traffic(stage, _with(stage))
+
+
+async def kill(stage: Stage) -> None:
+    """SIGKILL at a random moment, then a new process over the same folder."""
+
+    async def harm() -> None:
+        await _a_moment(stage)
+        stage.gateway.kill()
+
+    await _traffic(stage, _with(stage), harm)
+    stage.gateway.start()
+    await asyncio.to_thread(stage.gateway.wait_ready)
+
+
+async def kill_twice(stage: Stage) -> None:
+    """The second death comes while the first one's journal is being adopted."""
+    await _traffic(stage, _with(stage), lambda: asyncio.to_thread(stage.gateway.kill))
+    stage.gateway.start()
+    await asyncio.to_thread(stage.gateway.wait_ready)
+    await kill(stage)
+
+
+async def stop(stage: Stage) -> None:
+    """SIGTERM: running streams are finished, the journal is shipped, and a new process goes on."""
+
+    async def harm() -> None:
+        await _a_moment(stage)
+        await asyncio.to_thread(stage.gateway.stop)
+
+    await _traffic(stage, _with(stage), harm)
+    stage.gateway.start()
+    await asyncio.to_thread(stage.gateway.wait_ready)
+
+
+def leaves(after: int) -> Harm:
+    """Every caller leaves behind the same event of its stream."""
+
+    async def run(stage: Stage) -> None:
+        wishes = [
+            Wish(stage.dice.randrange(1, 5000), 9, True, chunks=4, gap_ms=10, leave_after=after) for _ in range(6)
+        ]
+        await _traffic(stage, wishes)
+
+    return run
+
+
+async def leave_at_once(stage: Stage) -> None:
+    """Callers that are gone before there is anything to hear, streaming or not."""
+    dice = stage.dice
+    wishes = [Wish(dice.randrange(1, 5000), 9, dice.random() < 0.5, gap_ms=30, leave_at_once=True) for _ in range(6)]
+    await _traffic(stage, wishes)
+
+
+def cut(after: int) -> Harm:
+    """The provider's connection breaks behind the same event of every stream."""
+
+    async def run(stage: Stage) -> None:
+        wishes = [Wish(stage.dice.randrange(1, 5000), 9, True, chunks=4, gap_ms=5, cut=after) for _ in range(6)]
+        await _traffic(stage, wishes)
+
+    return run
+
+
+def freeze_database(database: Database) -> Harm:
+    async def run(stage: Stage) -> None:
+        async def harm() -> None:
+            await _a_moment(stage)
+            database.freeze()
+            await asyncio.sleep(0.4)
+            database.thaw()
+
+        await _traffic(stage, _with(stage), harm)
+
+    return run
+
+
+def crash_database(database: Database) -> Harm:
+    async def run(stage: Stage) -> None:
+        async def harm() -> None:
+            await _a_moment(stage)
+            await asyncio.to_thread(database.crash)
+            await asyncio.to_thread(database.start)
+
+        await _traffic(stage, _with(stage), harm)
+
+    return run
+
+
+def kill_while_database_is_away(database: Database) -> Harm:
+    async def run(stage: Stage) -> None:
+        async def harm() -> None:
+            await asyncio.to_thread(database.crash)
+            await _a_moment(stage)
+            stage.gateway.kill()
+
+        await _traffic(stage, _with(stage), harm)
+        await asyncio.to_thread(database.start)
+        stage.gateway.start()
+        await asyncio.to_thread(stage.gateway.wait_ready)
+
+    return run
+
+
+async def freeze_limits(stage: Stage) -> None:
+    async def harm() -> None:
+        assert stage.valkey is not None
+        await _a_moment(stage)
+        stage.valkey.freeze()
+        await asyncio.sleep(0.3)
+        stage.valkey.thaw()
+
+    await _traffic(stage, _with(stage), harm)
+
+
+async def wipe_limits(stage: Stage) -> None:
+    async def harm() -> None:
+        assert stage.valkey is not None
+        await _a_moment(stage)
+        await asyncio.to_thread(stage.valkey.wipe)
+
+    await _traffic(stage, _with(stage), harm)
+
+
+async def clock_back(stage: Stage) -> None:
+    """The clock is an hour behind from the middle of the traffic on, and right again at its end."""
+
+    async def harm() -> None:
+        await _a_moment(stage)
+        stage.gateway.set_clock_back(3600)
+
+    try:
+        await _traffic(stage, _with(stage), harm)
+        await _traffic(stage, _with(stage)[:4])
+    finally:
+        stage.gateway.set_clock_back(0)
+
+
+async def full_disk(stage: Stage) -> None:
+    """Only where the stage's folder is a small disk of its own: the last byte is taken, then given back."""
+    filler = stage.home / "filler"
+
+    async def harm() -> None:
+        await asyncio.sleep(0.05)
+        with filler.open("wb", buffering=0) as file:
+            left = shutil.disk_usage(stage.home).free
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(file.fileno(), 0, max(1, left - (64 << 10)))
+            with contextlib.suppress(OSError):
+                file.seek(0, os.SEEK_END)
+                while file.write(bytes(4096)):
+                    pass
+
+    tags = ",".join(f"filler{at}={'x' * 200}" for at in range(8))
+    wishes = [Wish(stage.dice.randrange(1, 5000), 9, True, gap_ms=5, tags=tags) for _ in range(60)]
+    try:
+        await _traffic(stage, wishes, harm)
+    finally:
+        filler.unlink(missing_ok=True)
