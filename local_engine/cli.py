@@ -1,4 +1,4 @@
-"""`python -m local_engine serve MODEL …`, with vLLM's flag names. `metergate engine serve` calls the same."""
+"""`python -m local_engine serve|plan MODEL …`, with vLLM's flag names. `metergate engine …` calls the same."""
 
 from __future__ import annotations
 
@@ -12,15 +12,23 @@ from .config import DEVICES, DTYPES, KV_CACHE_DTYPES, POLICIES, EngineConfig, Se
 from .errors import EngineError
 
 API_KEY_VARIABLE = "METERGATE_ENGINE_API_KEY"
+USAGE = """usage: python -m local_engine serve|plan MODEL [flags]
+
+serve   answer OpenAI requests with MODEL
+plan    say what memory MODEL takes, and what fits which GPU"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: python -m local_engine serve MODEL [flags]\n\nserve   answer OpenAI requests with MODEL")
+        print(USAGE)
         return 0 if arguments else 2
+    if arguments[0] == "plan":
+        from .planner.cli import plan
+
+        return plan(arguments[1:])
     if arguments[0] != "serve":
-        print(f"local_engine: unknown command {arguments[0]!r}; there is: serve", file=sys.stderr)
+        print(f"local_engine: unknown command {arguments[0]!r}; there are: serve, plan", file=sys.stderr)
         return 2
     return serve(arguments[1:])
 
@@ -91,10 +99,10 @@ def _model_flags(group: argparse._ArgumentGroup, default: dict[str, object]) -> 
     add("--dtype", choices=DTYPES, default=default["dtype"])
     add("--quantization", "-q", default=default["quantization"])
     add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default=default["kv_cache_dtype"])
-    add("--max-model-len", type=_tokens, help="tokens of prompt plus output (8192, 32k)")
+    add("--max-model-len", type=tokens_flag, help="tokens of prompt plus output (8192, 32k)")
     add("--block-size", type=int, default=default["block_size"])
     add("--gpu-memory-utilization", type=float, default=default["gpu_memory_utilization"])
-    add("--kv-cache-memory-bytes", type=_bytes, help="e.g. 2G; default on the CPU: min(4G, 40 %% of what is free)")
+    add("--kv-cache-memory-bytes", type=bytes_flag, help="e.g. 2G; default on the CPU: min(4G, 40 %% of what is free)")
     add("--num-gpu-blocks-override", dest="num_blocks_override", type=int, help="exactly so many KV blocks")
     add("--tensor-parallel-size", "-tp", type=int, default=default["tensor_parallel_size"])
     add("--cpu-threads", type=int, help="default: the cores this process may use")
@@ -106,7 +114,12 @@ def _model_flags(group: argparse._ArgumentGroup, default: dict[str, object]) -> 
 def _scheduling_flags(group: argparse._ArgumentGroup, default: dict[str, object]) -> None:
     add = group.add_argument
     add("--max-num-seqs", type=int, default=default["max_num_seqs"])
-    add("--max-num-batched-tokens", type=_tokens, default=default["max_num_batched_tokens"], help="budget of one step")
+    add(
+        "--max-num-batched-tokens",
+        type=tokens_flag,
+        default=default["max_num_batched_tokens"],
+        help="budget of one step",
+    )
     add("--scheduling-policy", choices=POLICIES, default=default["scheduling_policy"])
     add("--step-target-ms", type=int, default=default["step_target_ms"], help="CPU: wall time a step aims at; 0: off")
     add(
@@ -116,12 +129,13 @@ def _scheduling_flags(group: argparse._ArgumentGroup, default: dict[str, object]
     )
 
 
-def _tokens(text: str) -> int:
+def tokens_flag(text: str) -> int:
     """`8192`, `32k` (thousands) or `32K` (of 1024), as vLLM reads them."""
     return _scaled(text, {"k": 1_000, "m": 1_000_000, "K": 1 << 10, "M": 1 << 20})
 
 
-def _bytes(text: str) -> int:
+def bytes_flag(text: str) -> int:
+    """`2G` is 2 GiB, `2g` two thousand million bytes."""
     return _scaled(text, {"k": 1_000, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30})
 
 

@@ -1,0 +1,30 @@
+"""What this engine does not run yet, so that a plan says it. A test holds these lines against the runner itself."""
+
+from __future__ import annotations
+
+from .shape import ModelShape
+
+SERVED = frozenset({"LlamaForCausalLM", "MistralForCausalLM"})
+SPLITS = False
+"""Tensor parallelism."""
+PRECISIONS = frozenset({"fp32", "bf16"})
+"""Weights of a safetensors folder; a GGUF file runs at its own bits."""
+KV_DTYPES = frozenset({"float32", "float16", "bfloat16"})
+
+
+def unsupported(shape: ModelShape, precision: str, kv_dtype: str, ranks: int) -> list[str]:
+    """One sentence for each thing that a plan asks for and this engine refuses."""
+    found = []
+    if shape.architecture not in SERVED:
+        found.append(
+            f"{shape.architecture} is not served by this engine yet; the figures hold for engines that serve it"
+        )
+    if any(shape.windows) and shape.architecture in SERVED:
+        found.append("this engine bounds the context by the sliding window instead of giving pages back")
+    if ranks > 1 and not SPLITS:
+        found.append("this engine does not split a model over GPUs yet")
+    if precision not in PRECISIONS:
+        found.append(f"this engine does not quantise weights to {precision} on a GPU yet")
+    if kv_dtype not in KV_DTYPES:
+        found.append(f"this engine keeps no {kv_dtype} KV cache yet")
+    return found
