@@ -38,6 +38,7 @@ PREVIEW_COLUMNS = (
 )
 DRAFT_COLUMNS = ("id", "state", "note", "rows", "created_at", "closed_at", "version")
 BOOK_COLUMNS = ("version", "state", "published_at", "added", "note", "hash")
+DRIFT_COLUMNS = ("state", "provider", "model", "token_class", "min_input_tokens", "ours", "theirs")
 DIFF_COLUMNS = (*(f"price.{name}" for name in PRICE_COLUMNS), "before.amount", "before.effective_from")
 EXPLAIN_COLUMNS = ("applies", "why", *(f"price.{name}" for name in PRICE_COLUMNS))
 SELL_COLUMNS = ("id", "team_id", "provider", "model", "multiplier", "sell_list", "effective_from")
@@ -222,6 +223,34 @@ def price_explain(
         print_object(answer, as_json)
     else:
         print_rows(answer["rows"], EXPLAIN_COLUMNS, as_json)
+
+
+@price.command("drift")
+@click.option(
+    "--known",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="YAML file of acknowledged differences (default: none are).",
+)
+@click.option("--acknowledge", metavar="NOTE", help="Write today's differences to --known, with this note.")
+@admin_options
+def price_drift(known: Path | None, acknowledge: str | None, url: str, as_json: bool) -> None:
+    """Compare the book with the genai-prices package. It never writes the book; exit 1 where a difference is new."""
+    from billing.price_drift import price_drift as compare
+    from billing.price_drift import read_acknowledged, write_acknowledged
+    from gateway.cli.price_feed import feed_prices, our_prices
+
+    if acknowledge is not None and known is None:
+        raise click.UsageError("--acknowledge needs --known FILE to write to")
+    with AdminClient(url) as client:
+        ours = our_prices(client.pages("/prices"))
+    standing = read_acknowledged(known.read_text(encoding="utf-8")) if known is not None and known.exists() else []
+    found = compare(ours, feed_prices(ours), standing)
+    rows: list[Json] = [{name: getattr(each, name) for name in (*DRIFT_COLUMNS[1:], "known")} for each in found]
+    print_rows([{**row, "state": "known" if row["known"] else "new"} for row in rows], DRIFT_COLUMNS, as_json)
+    if acknowledge is not None and known is not None:
+        known.write_text(write_acknowledged(found, standing, acknowledge), encoding="utf-8")
+    elif any(not each.known for each in found):
+        raise click.exceptions.Exit(1)
 
 
 def _show_import(answer: Json, as_json: bool) -> None:
