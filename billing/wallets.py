@@ -102,19 +102,6 @@ class WalletCheck:
         return self.balance_nano == self.entries_nano and self.usage_entries_nano == -self.usage_rollup_nano
 
 
-@dataclass(frozen=True, slots=True)
-class Movements:
-    """A wallet over a time: opening + credits + adjustments + expired - used = closing. `credits_nano` are top-ups and codes
-    less their reversals; usage counts in the quarter-hour of its requests."""
-
-    opening_nano: int
-    credits_nano: int
-    adjustments_nano: int
-    expired_nano: int
-    used_nano: int
-    closing_nano: int
-
-
 async def wallet_team(connection: AsyncConnection, team_id: str) -> TeamRow:
     """The team whose wallet this is. Raises `NotFound`."""
     team = await get_team(connection, team_id)
@@ -195,31 +182,6 @@ async def check_wallet(connection: AsyncConnection, team_id: str) -> WalletCheck
         int(entries or 0),
         int(used or 0),
         int(await connection.scalar(rollup) or 0),
-    )
-
-
-async def movements(connection: AsyncConnection, team_id: str, currency: str, start_us: int, end_us: int) -> Movements:
-    """What moved from `start_us` (inside) to `end_us` (outside); bounds on a quarter-hour split folded usage exactly."""
-    columns = wallet_entries.c
-    own = (columns.team_id == team_id, columns.currency == currency)
-    total = func.sum(columns.amount_nano)
-    opening = int(await connection.scalar(select(total).where(*own, columns.at_us < start_us)) or 0)
-    reversed_kind = wallet_entries.alias("reversed_entries")
-    kind = func.coalesce(reversed_kind.c.kind, columns.kind)
-    query = (
-        select(kind.label("what"), total.label("nano"))
-        .select_from(wallet_entries.outerjoin(reversed_kind, reversed_kind.c.id == columns.reverses_id))
-        .where(*own, columns.at_us >= start_us, columns.at_us < end_us)
-        .group_by(kind)
-    )
-    sums = {row.what: int(row.nano) for row in await connection.execute(query)}
-    return Movements(
-        opening,
-        sums.get("top_up", 0) + sums.get("code", 0),
-        sums.get("adjustment", 0),
-        -sums.get("expiry", 0),
-        -sums.get("usage", 0),
-        opening + sum(sums.values()),
     )
 
 

@@ -41,22 +41,24 @@ class ModelPage(msgspec.Struct, frozen=True):
     object: str = "list"
 
 
-def pricing(snapshot: Snapshot, route: Route, at_us: int) -> dict[str, str] | None:
-    """What a unit of each class costs now on this route, below any threshold; None where input or output has no price.
+def pricing(snapshot: Snapshot, team_id: str, route: Route, at_us: int) -> dict[str, str] | None:
+    """What a unit of each class costs this team now on this route, below any threshold; None where output has no price.
 
     One currency and one unit, those of the output price; a class that is priced otherwise is left out.
     """
+    books, pins = snapshot.books, snapshot.pins
+    sold = books.sell.sold(
+        books.prices, team_id, route.price_list, route.model, at_us=at_us, book=pins.book, version=pins.sell
+    )
     found = {
-        token_class: snapshot.books.prices.find(
-            route.price_list, route.model, token_class, at_us=at_us, version=snapshot.pins.book
-        )
+        token_class: books.prices.find(sold.price_list, route.model, token_class, at_us=at_us, version=pins.book)
         for token_class in TokenClass
     }
     main = found[TokenClass.OUTPUT] or found[TokenClass.REQUEST]
     if main is None:
         return None
     amounts = {
-        token_class.value: format_scaled(row.amount_micro, MICRO)
+        token_class.value: format_scaled(row.amount_micro * sold.multiplier_micro, MICRO * MICRO)
         for token_class, row in found.items()
         if row is not None and (row.currency, row.unit) == (main.currency, main.unit)
     }
@@ -88,7 +90,9 @@ class ModelLookup(_Lookup):
         """The models that this key may use."""
         try:
             identity = self._identify(scope)
-            models = [self._view(each) for each in self._services.router.models() if _may_use(identity, each.name)]
+            models = [
+                self._view(each, identity) for each in self._services.router.models() if _may_use(identity, each.name)
+            ]
         except ApiError as error:
             await self._refuse(send, error)
             return
@@ -103,15 +107,15 @@ class ModelLookup(_Lookup):
         except ApiError as error:
             await self._refuse(send, error)
             return
-        await self._answer(send, self._view(model))
+        await self._answer(send, self._view(model, identity))
 
-    def _view(self, model: Model) -> ModelView:
+    def _view(self, model: Model, identity: Identity) -> ModelView:
         return ModelView(
             model.name,
             self._created,
             model.settings.context_window,
             model.settings.max_output_tokens,
-            pricing(self._services.catalog.snapshot, model.routes[0], now_us()),
+            pricing(self._services.catalog.snapshot, identity.team_id, model.routes[0], now_us()),
         )
 
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from gateway.settings import Settings
-from tests.gateway.api.conftest import MESSAGES, Gateway, Provisioned, Upstream, running
+from tests.gateway.api.conftest import MESSAGES, Gateway, Provisioned, Upstream, running, until
 
 
 async def test_models_say_their_window_and_their_price(gateway: Gateway) -> None:
@@ -22,6 +22,43 @@ async def test_models_say_their_window_and_their_price(gateway: Gateway) -> None
     assert by_name["unpriced"]["pricing"] is None
     assert (await gateway.client.get("/v1/models/m")).json() == by_name["m"]
     assert (await gateway.client.get("/v1/models/nothing")).status_code == 404
+
+
+async def test_a_team_sees_and_pays_its_own_sell_price_and_not_the_providers(gateway: Gateway) -> None:
+    body = {"team_id": gateway.team_id, "multiplier": "1.5", "model": "up-m"}
+    await gateway.admin("/sell-prices", {**body, "effective_from": "2026-01-01T00:00:00Z"})
+    pricing = (await gateway.client.get("/v1/models/m")).json()["pricing"]
+    expected = {"currency": "USD", "unit": "mtok", "input": "0.42", "cache_read": "0.042", "output": "0.63"}
+    assert pricing == expected
+    assert (await gateway.client.get("/v1/models/far")).json()["pricing"]["output"] == "0.42"
+    answer = await gateway.chat("prompt=0;output=1000", max_tokens=1000)
+    assert answer.headers["x-metergate-cost"] == "0.00063 CNY"
+    row = await gateway.row(answer)
+    assert (row["settled"]["amount"], row["cost"]["amount"]) == ("0.00063", "0.00042")
+
+
+async def test_a_prepaid_caller_pays_from_its_wallet_and_stops_where_it_ends(gateway: Gateway) -> None:
+    wallet = f"/wallets/{gateway.team_id}"
+    answer = await gateway.operator.patch(f"/admin/v1/teams/{gateway.team_id}", json={"billing": "prepaid"})
+    assert answer.status_code == 200
+    refused = await gateway.chat("prompt=0;output=1000", max_tokens=1000)
+    assert (refused.status_code, refused.headers["x-should-retry"]) == (402, "false")
+    error = refused.json()["error"]
+    assert error["code"] == "budget_exceeded"
+    assert error["message"].startswith("This team's prepaid wallet has 0 CNY left, running requests deducted, and this")
+    top_up = {"external_id": "w", "amount": "0.0006", "currency": "CNY", "method": "card"}
+    await gateway.admin(f"{wallet}/top-ups", top_up)
+
+    async def admitted() -> Any:
+        answer = await gateway.chat("prompt=0;output=1000", max_tokens=1000)
+        return answer if answer.status_code == 200 else None
+
+    await gateway.row(await until(admitted, "the top-up"))
+    seen = (await gateway.client.get("/v1/key")).json()["wallet"]
+    assert (seen["balance"], seen["remaining"], seen["currency"]) == ("0.00018", "0.00018", "CNY")
+    assert (await gateway.chat("prompt=0;output=1000", max_tokens=1000)).status_code == 402
+    check = (await gateway.operator.get(f"/admin/v1{wallet}/check")).json()
+    assert (check["agrees"], check["balance"], check["usage_settled"]) == (True, "0.00018", "0.00042")
 
 
 async def test_a_key_sees_its_own_limits_and_budgets(gateway: Gateway) -> None:
