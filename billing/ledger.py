@@ -65,8 +65,7 @@ async def record(connection: AsyncConnection, records: Sequence[UsageRecord]) ->
     try:
         new = await writer.insert_new(connection, ordered)
         if new:
-            await writer.insert(connection, "rollup_money", money_rows(new))
-            await writer.insert(connection, "rollup_traffic", traffic_rows(new))
+            await add_to_rollups(connection, new)
             events = await debit(connection, new)
     except DBAPIError as error:
         if is_overflow(error):
@@ -77,6 +76,13 @@ async def record(connection: AsyncConnection, records: Sequence[UsageRecord]) ->
     except OverflowError as error:  # SQLite's driver: an integer too large for the column
         raise AmountOverflow("an amount or a count is beyond 64 bits; the batch was not written") from error
     return RecordResult(len(new), len(records) - len(new), frozenset(each.id for each in new), events)
+
+
+async def add_to_rollups(connection: AsyncConnection, records: Sequence[UsageRecord]) -> None:
+    """Adds rows to both rollups, each of them once; for rows that were just inserted, and for a repair."""
+    writer = _sqlite_writer() if connection.dialect.name == "sqlite" else _postgresql_writer()
+    await writer.insert(connection, "rollup_money", money_rows(records))
+    await writer.insert(connection, "rollup_traffic", traffic_rows(records))
 
 
 def _as_bytes(request_id: UUID | None) -> bytes | None:
