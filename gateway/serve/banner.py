@@ -41,7 +41,8 @@ def banner(address: str, settings: Settings, first: FirstRun, *, engines_ready: 
 
 def curl(address: str, key: str, model: str) -> str:
     """A request to paste into a shell."""
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}], "temperature": 0}}'
+    question = '{"role": "user", "content": "What is the capital of France?"}'
+    body = f'{{"model": "{model}", "messages": [{question}], "temperature": 0}}'
     return (
         f"  curl -i {address}/v1/chat/completions -H 'Authorization: Bearer {key}' "
         f"-H 'Content-Type: application/json' -d '{body}'"
