@@ -47,7 +47,7 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$", max_leng
 class ProviderSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One upstream. Kind `engine` without `base_url` is the bundled engine, started as a supervised child with `engine_args`."""
 
-    kind: Literal["engine", "openai"]
+    kind: Literal["engine", "openai", "anthropic", "gemini"]
     base_url: str | None = None
     api_key: Secret | None = None
     model: str | None = None
@@ -226,8 +226,8 @@ def _check_provider(name: str, provider: ProviderSettings, source: Source) -> No
             raise source.error((*path, "base_url"), "must be an http:// or https:// address")
         if parts.username or parts.password or parts.query or parts.fragment:
             raise source.error((*path, "base_url"), "must have no user, query or fragment; a key goes into api_key")
-    elif provider.kind == "openai":
-        raise source.error(path, "lacks `base_url`, which a provider of kind openai needs")
+    elif provider.kind != "engine":
+        raise source.error(path, f"lacks `base_url`, which a provider of kind {provider.kind} needs")
     elif provider.model is None:
         raise source.error(
             path, "lacks `model` (the bundled engine's) or `base_url` (of an engine that runs elsewhere)"

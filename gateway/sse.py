@@ -14,6 +14,9 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
+from billing.usage import Usage
+from gateway.upstream.usage import to_openai
+
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 MAX_EVENT_BYTES: Final = 16 << 20
@@ -188,6 +191,10 @@ class StreamScanner:
             return 0
         events = self.size * self._sampled // self._sampled_bytes
         return max(0, events - 1, (self.size - events * self._head_bytes) // 4)
+
+    def ending(self, usage: Usage, cost: str | None, *, wanted: bool) -> bytes:
+        """What ends the stream once it is settled: the usage chunk where the caller wanted one, and `[DONE]`."""
+        return self.usage_event(self.usage or to_openai(usage), cost) + DONE if wanted else DONE
 
     def usage_event(self, usage: bytes, cost: str | None) -> bytes:
         """The one usage chunk, with `choices: []`: the provider's own where it sent one, with `cost` put into its usage."""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 from billing.usage import Usage
 from gateway.api.account import CANCELLED, INCOMPLETE, Account
 from gateway.api.caller import LEFT
-from gateway.sse import StreamScanner
 
 if TYPE_CHECKING:
     from gateway.routing.routes import Route
-    from gateway.upstream.base import Call, Outgoing
+    from gateway.upstream.base import Adapter, Call, Outgoing
+    from gateway.upstream.events import Scanner
     from gateway.upstream.wire import UpstreamResponse
 
 logger = logging.getLogger(__name__)
@@ -23,26 +23,32 @@ CANCEL_WAIT_S: Final = 1.0
 
 
 class Attempt:
-    """`id` is what the provider knows the attempt by; `scanner` is there for a stream, `response` once there is one."""
+    """`id` is what the provider knows the attempt by, `adapter` the provider's, speaking the caller's dialect.
 
-    __slots__ = ("account", "began_ns", "call", "id", "outgoing", "response", "route", "scanner", "sequence")
+    `scanner` is there for a stream, `response` once there is one.
+    """
 
-    def __init__(self, account: Account, call: Call, route: Route, identifier: str, outgoing: Outgoing) -> None:
+    __slots__ = ("account", "adapter", "began_ns", "call", "id", "outgoing", "response", "route", "scanner", "sequence")
+
+    def __init__(
+        self, account: Account, call: Call, route: Route, adapter: Adapter, identifier: str, outgoing: Outgoing
+    ) -> None:
         self.account = account
         self.call = call
         self.route = route
+        self.adapter = adapter
         self.id = identifier
         self.outgoing = outgoing
         self.sequence = 0
         self.began_ns = time.monotonic_ns()
         self.response: UpstreamResponse | None = None
-        self.scanner: StreamScanner | None = route.provider.adapter.scanner(call) if call.streamed else None
+        self.scanner: Scanner | None = adapter.scanner(call) if call.streamed else None
 
     def usage_so_far(self) -> tuple[Usage, bool]:
         """What is known of its usage, and whether that is an estimate: the last the stream reported, or what it looks like."""
         scanner = self.scanner
         if scanner is not None and scanner.usage is not None:
-            usage = self.route.provider.adapter.usage(scanner.usage)
+            usage = self.adapter.usage(scanner.usage)
             if usage is not None:
                 return usage, False
         return self.estimate(0 if scanner is None else scanner.output_tokens()), True
@@ -68,7 +74,7 @@ class Attempt:
         usage: Usage | None = None
         try:
             async with asyncio.timeout(CANCEL_WAIT_S):
-                usage = await self.route.provider.adapter.cancel(self.route.provider, self.id)
+                usage = await self.adapter.cancel(self.route.provider, self.id)
         except TimeoutError:
             logger.warning("attempt %s: %s did not confirm the cancellation", self.id, self.route.provider_name)
         except asyncio.CancelledError:

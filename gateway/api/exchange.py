@@ -24,15 +24,17 @@ from gateway.errors import ApiError
 from gateway.ids import text_of
 from gateway.routing.retries import MOST_ATTEMPTS, pause_s
 from gateway.sse import StreamBroken
-from gateway.upstream.base import Answer, Call, Failure
+from gateway.upstream.base import BadAnswer, Failure
 from gateway.upstream.errors import TransportError
-from gateway.upstream.openai import BadAnswer
 
 if TYPE_CHECKING:
     from gateway.routing.routes import Plan, Route
     from gateway.services import Services
+    from gateway.upstream.base import Answer, Call
 
 logger = logging.getLogger(__name__)
+
+UNMAPPED: Final = "the provider has no counterpart of what was asked"
 
 _EMPTY: Final[dict[str, str]] = {}
 
@@ -130,7 +132,7 @@ class Exchange:
                 limit=window,
                 prompt_tokens=call.input_tokens,
                 output_tokens=self._named_cap() or 0,
-                param="messages" if call.surface == "chat" else "prompt",
+                param=next((name for name in tokens.PROMPT_FIELDS if name in call.fields), "messages"),
             )
 
     def _named_cap(self) -> int | None:
@@ -158,6 +160,9 @@ class Exchange:
             failure = await self._attempt(route)
             if failure is None:
                 return
+            if failure.reason is UNMAPPED:
+                place = self._next_able(plan, place, failure)
+                continue
             logger.warning("request %s: attempt at %s failed: %s", self._id, route.provider_name, failure.reason)
             if not failure.retryable or len(self._account.opened) >= MOST_ATTEMPTS:
                 raise failure.error
@@ -170,6 +175,13 @@ class Exchange:
                 raise failure.error
             again += 1
             await self._caller.pause(pause)
+
+    def _next_able(self, plan: Plan, place: int, failure: Failure) -> int:
+        """Another route where this one cannot be told what the caller asks: nothing failed, so nothing is counted."""
+        following = self._next_fallback(plan, place)
+        if following is None:
+            raise failure.error
+        return following
 
     def _next_fallback(self, plan: Plan, place: int) -> int | None:
         now_s = time.monotonic()
@@ -190,10 +202,14 @@ class Exchange:
         call, account, provider = self._call, self._account, route.provider
         assert call is not None and account.lease is not None and account.identity is not None
         identifier = self._id if not account.opened else f"{self._id}-{len(account.opened) + 1}"
-        outgoing = provider.adapter.prepare(
-            call, route, request_id=identifier, output_cap=self._cap_to_send(), team_id=account.identity.team_id
-        )
-        attempt = Attempt(account, call, route, identifier, outgoing)
+        adapter = provider.adapter if call.over is None else call.over(provider.adapter)
+        try:
+            outgoing = adapter.prepare(
+                call, route, request_id=identifier, output_cap=self._cap_to_send(), team_id=account.identity.team_id
+            )
+        except ApiError as error:
+            return Failure(error, False, False, None, UNMAPPED)
+        attempt = Attempt(account, call, route, adapter, identifier, outgoing)
         attempt.sequence = account.open(call, route, account.lease.reserved, self._tags)
         provider.in_flight += 1
         route.in_flight += 1
@@ -232,7 +248,7 @@ class Exchange:
             body = await caller.read_whole(response, limit_s)
             if response.status != 200:
                 return provider.adapter.failure(provider, response.status, failures.retry_after(response), body)
-            answer = provider.adapter.read_answer(attempt.call, response.header("content-type") or "", body)
+            answer = attempt.adapter.read_answer(attempt.call, response.header("content-type") or "", body)
         except Interrupted as interrupted:
             if interrupted.why != LEFT:
                 return failures.timed_out(provider.name)

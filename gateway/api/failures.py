@@ -7,9 +7,8 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from gateway import errors
-from gateway.upstream.base import Failure
+from gateway.upstream.base import BadAnswer, Failure
 from gateway.upstream.errors import ConnectFailed, TransportError
-from gateway.upstream.openai import BadAnswer
 from gateway.upstream.wire import UpstreamResponse
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ from gateway.api.asgi import RawHeaders
 from gateway.api.attempt import Attempt
 from gateway.api.caller import LEFT, Caller, Interrupted
 from gateway.api.surface import Surface
-from gateway.sse import DONE, StreamBroken, StreamScanner
+from gateway.sse import StreamBroken
 from gateway.upstream import reshape
 from gateway.upstream.errors import TransportError
 from gateway.upstream.openai import tier_of
-from gateway.upstream.usage import to_openai
 
 if TYPE_CHECKING:
     from gateway.upstream.base import Failure
+    from gateway.upstream.events import Scanner
 
 DRAIN_WAIT_S: Final = 1.0
 STOPPING: Final = "the gateway stopped"
@@ -35,7 +35,7 @@ class StreamRelay:
         self._attempt = attempt
         self._account = attempt.account
         self._caller = caller
-        self._scanner: StreamScanner = attempt.scanner
+        self._scanner: Scanner = attempt.scanner
         self._surface = surface
         self._headers = headers
 
@@ -121,7 +121,7 @@ class StreamRelay:
         assert response is not None
         body = await self._caller.read_whole(response, provider.settings.timeout_s)
         try:
-            events = body if body.startswith((b"data:", b":", b"event:")) else reshape.split(body)
+            events = body if body.startswith((b"data:", b":", b"event:")) else provider.adapter.as_events(body)
         except reshape.Unreadable as error:
             return failures.unreadable(provider.name, str(error))
         scanner.tail = scanner.feed(events) + scanner.end()
@@ -148,10 +148,8 @@ class StreamRelay:
             if failure.blames_route:
                 attempt.route.breaker.failure(time.monotonic(), failure.retry_after_s)
             last = scanner.tail + self._surface.error_event(failure.error)
-        elif attempt.call.wants_usage:
-            last = scanner.tail + scanner.usage_event(scanner.usage or to_openai(usage), account.cost()) + DONE
         else:
-            last = scanner.tail + DONE
+            last = scanner.tail + scanner.ending(usage, account.cost(), wanted=attempt.call.wants_usage)
         await self._begin()
         await self._caller.end_stream(last)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,12 +15,18 @@ from gateway.errors import model_not_found, unavailable
 from gateway.routing.breaker import Breaker, State
 from gateway.routing.retries import RetryBudget
 from gateway.settings import ModelSettings, ProviderSettings, RouteSettings, Settings
+from gateway.upstream.anthropic import AnthropicAdapter
 from gateway.upstream.base import Adapter
 from gateway.upstream.engine import EngineAdapter
+from gateway.upstream.gemini import GeminiAdapter
 from gateway.upstream.openai import OpenAIAdapter
 from gateway.upstream.wire import Transport, transport_for
 
-ADAPTERS: Final[Mapping[str, Adapter]] = {"openai": OpenAIAdapter(), "engine": EngineAdapter()}
+_VERSION: Final = re.compile(r"/v[0-9]+[a-z0-9]*$")
+
+ADAPTERS: Final[Mapping[str, Adapter]] = {
+    each.kind: each for each in (OpenAIAdapter(), EngineAdapter(), AnthropicAdapter(), GeminiAdapter())
+}
 
 
 class Provider:
@@ -31,7 +38,7 @@ class Provider:
         self.adapter: Adapter = ADAPTERS[settings.kind]
         self.price_list = settings.price_as or name
         self.secret: str | None = None
-        self.headers: dict[str, str] = {"content-type": "application/json"}
+        self.headers: dict[str, str] = {"content-type": "application/json", **self.adapter.fixed_headers}
         if settings.api_key is not None:
             self._present(settings.api_key.reveal())
         self.in_flight = 0
@@ -44,15 +51,18 @@ class Provider:
 
     def _present(self, secret: str) -> None:
         self.secret = secret
-        self.headers["authorization"] = f"Bearer {secret}"
+        self.headers.update(self.adapter.credentials(secret))
 
     def connect(self, base_url: str, secret: str | None = None) -> None:
-        """`base_url` up to and with `/v1`; an engine's may leave that out. `secret` is what an engine of our own asks for."""
+        """`base_url` up to and with the API's version, which may be left out where the adapter knows it.
+
+        `secret` is what an engine of our own asks for.
+        """
         if secret is not None:
             self._present(secret)
         root = base_url.rstrip("/")
-        if self.settings.kind == "engine" and not root.endswith("/v1"):
-            root += "/v1"
+        if self.adapter.root_suffix and not _VERSION.search(root):
+            root += self.adapter.root_suffix
         self.base_url, self._root, self._urls = base_url, root, {}
         if self._transport is None:
             self._transport = transport_for(root, connect_timeout_s=self.settings.connect_timeout_s)

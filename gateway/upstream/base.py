@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -9,10 +10,10 @@ from msgspec import Raw
 
 from billing.usage import Usage
 from gateway.errors import ApiError
-from gateway.sse import StreamScanner
 
 if TYPE_CHECKING:
     from gateway.routing.routes import Provider, Route
+    from gateway.upstream.events import Scanner
 
 
 @dataclass(slots=True)
@@ -29,6 +30,8 @@ class Call:
     output_cap: int | None  # the caller's own maximum of output tokens per choice, if any
     input_tokens: int  # estimate, erring upward
     generated: int = 0  # choices that the provider generates (`best_of`); 0 means `choices`
+    dialect: str = "openai"  # what `fields` are written in
+    over: Callable[[Adapter], Adapter] | None = None  # how a provider's adapter is made to speak it; None: as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +64,43 @@ class Failure:
     reason: str = ""  # short, for the row and the log; never holds a key
 
 
+class BadAnswer(Exception):
+    """A 200 whose body is no answer. `error` is the raw error object, if the body was one."""
+
+    def __init__(self, message: str, error: bytes | None = None) -> None:
+        super().__init__(message)
+        self.error = error
+
+
 class Adapter(Protocol):
-    """All methods are pure but for `cancel`; none raises but `prepare` (`ApiError` for what the provider cannot take)."""
+    """All methods are pure but for `cancel`. `prepare` and `check_surface` raise `ApiError` for what the provider cannot
+    take, `read_answer` `BadAnswer`, `as_events` `reshape.Unreadable`; the others nothing.
+
+    `native` is the dialect that goes to the provider untouched, `surfaces` are those that it can serve, `root_suffix` is
+    what a base URL may leave out.
+    """
 
     kind: str
+    native: str
+    surfaces: frozenset[str]
+    root_suffix: str
+
+    @property
+    def fixed_headers(self) -> dict[str, str]: ...
+    def credentials(self, secret: str) -> dict[str, str]: ...
+    def check_surface(self, call: Call, route: Route) -> None:
+        """Raises `ApiError` 400 when this kind of provider has no counterpart of the caller's endpoint."""
+        ...
 
     def prepare(
         self, call: Call, route: Route, *, request_id: str, output_cap: int | None, team_id: str
     ) -> Outgoing: ...
-    def scanner(self, call: Call) -> StreamScanner: ...
+    def scanner(self, call: Call) -> Scanner: ...
     def read_answer(self, call: Call, content_type: str, body: bytes) -> Answer: ...
+    def as_events(self, body: bytes) -> bytes:
+        """A whole answer to a request for a stream, as the stream that the provider should have sent."""
+        ...
+
     def usage(self, raw: bytes) -> Usage | None: ...
     def failure(self, provider: Provider, status: int, retry_after: float | None, body: bytes) -> Failure: ...
     def in_band_failure(self, provider: Provider, error: bytes) -> Failure: ...

@@ -26,6 +26,7 @@ _cancelled = msgspec.json.Decoder(_Cancelled)
 
 class EngineAdapter(OpenAIAdapter):
     kind = "engine"
+    root_suffix = "/v1"
 
     async def cancel(self, provider: Provider, request_id: str) -> Usage | None:
         """Frees the request's pages at once. None when the engine no longer knows the request, or is gone."""

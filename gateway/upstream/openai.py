@@ -12,12 +12,13 @@ from gateway import errors
 from gateway.errors import ApiError
 from gateway.sse import NULL, StreamScanner, given
 from gateway.upstream import policy, reshape
-from gateway.upstream.base import Answer, Call, Failure, Outgoing
+from gateway.upstream.base import Answer, BadAnswer, Call, Failure, Outgoing
 from gateway.upstream.redact import ProviderError, read_error, read_error_object, redact
 from gateway.upstream.usage import from_openai
 
 if TYPE_CHECKING:
     from gateway.routing.routes import Provider, Route
+    from gateway.upstream.events import Scanner
 
 MOST_RETRY_AFTER_S: Final = 3600.0
 QUOTA_CODES: Final = frozenset(
@@ -40,14 +41,6 @@ class _Whole(msgspec.Struct):
 _whole = msgspec.json.Decoder(_Whole)
 
 
-class BadAnswer(Exception):
-    """A 200 whose body is no answer. `error` is the raw error object, if the body was one."""
-
-    def __init__(self, message: str, error: bytes | None = None) -> None:
-        super().__init__(message)
-        self.error = error
-
-
 def tier_of(name: str | None) -> str:
     """The price book's name of the tier that a provider says it served."""
     return "default" if name is None or name in ("auto", "default", "standard", "") else name[:64]
@@ -57,7 +50,27 @@ class OpenAIAdapter:
     """`fields` of a call are sent as they came, but for the model's name, the request for usage, a cap and rule 32d."""
 
     kind = "openai"
+    native = "openai"
+    surfaces = frozenset({"chat", "completions", "embeddings", "messages", "responses"})
+    root_suffix = ""
     cap_field = "max_tokens"
+
+    def credentials(self, secret: str) -> dict[str, str]:
+        return {"authorization": f"Bearer {secret}"}
+
+    @property
+    def fixed_headers(self) -> dict[str, str]:
+        return {}
+
+    def check_surface(self, call: Call, route: Route) -> None:
+        """Raises `ApiError` 400 when this kind of provider has no counterpart of the caller's endpoint."""
+        if call.surface not in self.surfaces:
+            raise errors.bad_request(
+                f"The provider '{route.provider_name}' of the model '{call.model}' has no counterpart of this endpoint;"
+                " use another model.",
+                param="model",
+                code="unsupported_endpoint",
+            )
 
     def prepare(self, call: Call, route: Route, *, request_id: str, output_cap: int | None, team_id: str) -> Outgoing:
         fields = call.fields.copy()
@@ -73,11 +86,14 @@ class OpenAIAdapter:
     def headers(self, provider: Provider, request_id: str) -> dict[str, str]:
         return {**provider.headers, "x-request-id": request_id}
 
-    def scanner(self, call: Call) -> StreamScanner:
+    def scanner(self, call: Call) -> Scanner:
         return StreamScanner(strip_usage=not call.wants_usage, choices=call.choices)
 
     def usage(self, raw: bytes) -> Usage | None:
         return from_openai(raw)
+
+    def as_events(self, body: bytes) -> bytes:
+        return reshape.split(body)
 
     def read_answer(self, call: Call, content_type: str, body: bytes) -> Answer:
         """Raises `BadAnswer`."""
@@ -161,7 +177,7 @@ class OpenAIAdapter:
 
     def _own_cap_field(self, call: Call, provider: Provider) -> str:
         """OpenAI's reasoning models refuse `max_tokens`; most compatible servers know nothing else."""
-        native = provider.base_url is not None and "openai." in provider.base_url and call.surface == "chat"
+        native = provider.base_url is not None and "openai." in provider.base_url and call.path == "/chat/completions"
         return "max_completion_tokens" if native else self.cap_field
 
 

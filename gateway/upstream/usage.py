@@ -50,7 +50,7 @@ _NO_PROMPT: Final = _PromptDetails()
 _NO_COMPLETION: Final = _CompletionDetails()
 
 
-class _Counts:
+class Counts:
     """Clamps counts and remembers the first thing that could not be."""
 
     __slots__ = ("flaw",)
@@ -92,7 +92,7 @@ def _plain(reported: _Reported) -> Usage | None:
 
 
 def _detailed(reported: _Reported) -> Usage:
-    counts = _Counts()
+    counts = Counts()
     prompt_details = reported.prompt_tokens_details or _NO_PROMPT
     completion_details = reported.completion_tokens_details or _NO_COMPLETION
     prompt = counts.take("prompt_tokens", reported.prompt_tokens)
@@ -140,14 +140,19 @@ def _outside(reported: _Reported, prompt: int, completion: int, reasoning: int) 
     return beside if beside > 0 and (reasoning == 0 or beside == reasoning) else 0
 
 
-def to_openai(usage: Usage) -> bytes:
+def to_openai_fields(usage: Usage) -> dict[str, object]:
     """OpenAI's usage object for counts that no provider reported in it."""
-    return _encode(
-        {
-            "prompt_tokens": usage.total_input,
-            "completion_tokens": usage.total_output,
-            "total_tokens": usage.total,
-            "prompt_tokens_details": {"cached_tokens": usage.cache_read, "audio_tokens": usage.audio_input},
-            "completion_tokens_details": {"reasoning_tokens": usage.reasoning, "audio_tokens": usage.audio_output},
-        }
-    )
+    prompt: dict[str, int] = {"cached_tokens": usage.cache_read, "audio_tokens": usage.audio_input}
+    if usage.cache_write_5m or usage.cache_write_1h:
+        prompt["cache_write_tokens"] = usage.cache_write_5m + usage.cache_write_1h
+    return {
+        "prompt_tokens": usage.total_input,
+        "completion_tokens": usage.total_output,
+        "total_tokens": usage.total,
+        "prompt_tokens_details": prompt,
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning, "audio_tokens": usage.audio_output},
+    }
+
+
+def to_openai(usage: Usage) -> bytes:
+    return _encode(to_openai_fields(usage))

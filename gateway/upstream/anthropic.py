@@ -1,0 +1,409 @@
+"""Anthropic's native Messages API: taken untouched from callers of `/v1/messages`, translated for callers of chat."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+from billing.usage import Usage
+from gateway import errors
+from gateway.dialects import anthropic_from_chat
+from gateway.dialects.anthropic import TO_FINISH
+from gateway.dialects.reading import encode
+from gateway.errors import ApiError, bad_request
+from gateway.sse import NULL, StreamBroken, given
+from gateway.upstream.base import Answer, BadAnswer, Call, Failure, Outgoing
+from gateway.upstream.chat_answers import whole_chat
+from gateway.upstream.events import EventScanner, Scanner
+from gateway.upstream.openai import OpenAIAdapter, tier_of
+from gateway.upstream.passing import PassingScanner
+from gateway.upstream.redact import ProviderError, read_error_object, redact
+from gateway.upstream.usage import Counts
+
+if TYPE_CHECKING:
+    from gateway.routing.routes import Provider, Route
+
+VERSION: Final = "2023-06-01"
+OVERLOADED: Final = 529
+CLIENT_TOOLS: Final = ("bash_", "text_editor_", "computer_", "memory_")
+"""Tools of Anthropic's own that run at the client; all others run at Anthropic and cost apart from tokens."""
+REFUSED: Final = {
+    "container": "containers keep state at the provider and are charged apart from tokens",
+    "mcp_servers": "the provider would call addresses that the caller names",
+    "inference_geo": "another region has another price, which is not in the price book",
+    "speed": "fast answers have another price, which is not in the price book",
+    "workspace_id": "the workspace is the gateway's own",
+    "user_profile_id": "no state is kept at the provider",
+}
+TIERS: Final = frozenset({b"null", b'"auto"', b'"standard_only"'})
+
+
+class _Cache(Struct):
+    ephemeral_5m_input_tokens: int | None = None
+    ephemeral_1h_input_tokens: int | None = None
+
+
+class _Tools(Struct):
+    web_search_requests: int | None = None
+
+
+class _Details(Struct):
+    thinking_tokens: int | None = None
+
+
+class _Usage(Struct):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation: _Cache | None = None
+    server_tool_use: _Tools | None = None
+    output_tokens_details: _Details | None = None
+    service_tier: str | None = None
+
+
+_usage = msgspec.json.Decoder(_Usage)
+_fields = msgspec.json.Decoder(dict[str, Raw])
+_object = msgspec.json.Decoder(dict[str, Any])
+
+
+def from_anthropic(raw: bytes) -> Usage | None:
+    """Rule 1: cached tokens stand beside `input_tokens`, never inside. None when `raw` counts nothing at all."""
+    try:
+        said = _usage.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if said.input_tokens is None and said.output_tokens is None:
+        return None
+    counts = Counts()
+    output = counts.take("output_tokens", said.output_tokens)
+    written = counts.take("cache_creation_input_tokens", said.cache_creation_input_tokens)
+    parts = said.cache_creation or _Cache()
+    hour = counts.take("ephemeral_1h_input_tokens", parts.ephemeral_1h_input_tokens)
+    written = max(written, hour + counts.take("ephemeral_5m_input_tokens", parts.ephemeral_5m_input_tokens))
+    thinking = said.output_tokens_details.thinking_tokens if said.output_tokens_details is not None else None
+    searches = said.server_tool_use.web_search_requests if said.server_tool_use is not None else None
+    return Usage(
+        input=counts.take("input_tokens", said.input_tokens),
+        cache_read=counts.take("cache_read_input_tokens", said.cache_read_input_tokens),
+        cache_write_5m=written - hour,
+        cache_write_1h=hour,
+        output=output,
+        web_search=counts.take("web_search_requests", searches),
+        reasoning=counts.take("thinking_tokens", thinking, output),
+        flaw=counts.flaw,
+    )
+
+
+def merge_usage(old: bytes | None, new: bytes) -> bytes:
+    """Rule 2: cumulative per field; the last value that is not null wins, whatever a placeholder said before."""
+    if old is None:
+        return new
+    try:
+        fields = {**_fields.decode(old), **{name: raw for name, raw in _fields.decode(new).items() if given(raw)}}
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise StreamBroken("a usage that is no object") from error
+    return encode(fields)
+
+
+class _Tool(Struct):
+    type: str | None = None
+
+
+_tools = msgspec.json.Decoder(list[_Tool] | None)
+
+
+def check(fields: dict[str, Raw]) -> None:
+    """Rule 32d for Anthropic's own fields. Raises `ApiError` 400."""
+    for name, reason in REFUSED.items():
+        if name in fields and bytes(fields[name]) not in (b"null", b"[]", b'"standard"'):
+            raise bad_request(
+                f"'{name}' cannot be used through this gateway: {reason}.", param=name, code="unsupported_field"
+            )
+    if bytes(fields.get("service_tier", b"null")) not in TIERS:
+        raise bad_request(
+            "'service_tier' must be 'auto' or 'standard_only'.", param="service_tier", code="unsupported_field"
+        )
+    if "tools" not in fields:
+        return
+    try:
+        tools = _tools.decode(fields["tools"]) or []
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise bad_request(f"'tools' must be a list of tools: {error}", param="tools") from error
+    for tool in tools:
+        if tool.type not in (None, "custom") and not tool.type.startswith(CLIENT_TOOLS):
+            raise bad_request(
+                f"Tools of type '{tool.type}' run at the provider and are not priced here; run them yourself.",
+                param="tools",
+                code="unsupported_tool",
+            )
+
+
+class _Whole(Struct):
+    content: list[dict[str, Any]] | None = None
+    id: str = ""
+    model: str = ""
+    stop_reason: str | None = None
+    usage: Raw = NULL
+    error: Raw = NULL
+
+
+class _Count(Struct):
+    input_tokens: int
+
+
+_whole = msgspec.json.Decoder(_Whole)
+_count = msgspec.json.Decoder(_Count)
+
+
+class AnthropicAdapter(OpenAIAdapter):
+    """Failures and their wording are those of every provider; the rest is Anthropic's."""
+
+    kind = "anthropic"
+    root_suffix = "/v1"
+    surfaces = frozenset({"chat", "messages", "count_tokens", "responses"})
+    native = "anthropic"
+
+    def credentials(self, secret: str) -> dict[str, str]:
+        return {"x-api-key": secret}
+
+    @property
+    def fixed_headers(self) -> dict[str, str]:
+        return {"anthropic-version": VERSION}
+
+    def prepare(self, call: Call, route: Route, *, request_id: str, output_cap: int | None, team_id: str) -> Outgoing:
+        self.check_surface(call, route)
+        if call.dialect == self.native:
+            fields = call.fields.copy()
+            check(fields)
+            fields["model"] = route.model_json
+            if output_cap is not None:
+                fields["max_tokens"] = Raw(str(output_cap).encode())
+            body = encode(fields)
+        else:
+            body = encode(anthropic_from_chat.request(call.fields, route.model, output_cap))
+        path = "/messages/count_tokens" if call.surface == "count_tokens" else "/messages"
+        return Outgoing(route.provider.url(path), self.headers(route.provider, request_id), body)
+
+    def scanner(self, call: Call) -> Scanner:
+        return PassingScanner(merge_usage) if call.dialect == self.native else ChatScanner()
+
+    def usage(self, raw: bytes) -> Usage | None:
+        return from_anthropic(raw)
+
+    def as_events(self, body: bytes) -> bytes:
+        """A whole message as the events of a stream. What is no message becomes an event that breaks the stream."""
+        try:
+            message = _object.decode(body)
+        except (msgspec.DecodeError, RecursionError):
+            return b"data: " + body.replace(b"\n", b" ") + b"\n\n"
+        if message.get("type") == "error" or message.get("error"):
+            return _sse({"type": "error", "error": message.get("error")})
+        content, stop = message.get("content") or [], message.get("stop_reason")
+        usage, sequence = message.get("usage") or {}, message.get("stop_sequence")
+        events = [{"type": "message_start", "message": {**message, "content": [], "stop_reason": None}}]
+        for index, block in enumerate(content):
+            events += _block_events(index, block)
+        delta = {"stop_reason": stop, "stop_sequence": sequence}
+        events += [{"type": "message_delta", "delta": delta, "usage": usage}, {"type": "message_stop"}]
+        return b"".join(_sse(event) for event in events)
+
+    def read_answer(self, call: Call, content_type: str, body: bytes) -> Answer:
+        if call.surface == "count_tokens":
+            try:
+                _count.decode(body)
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise BadAnswer("the provider's answer counts no tokens") from error
+            return Answer(body, Usage(), "default", 0)
+        if content_type.startswith("text/event-stream"):
+            raise BadAnswer("the provider sent a stream where a whole answer was asked for")
+        try:
+            whole = _whole.decode(body)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise BadAnswer("the provider's answer is no message") from error
+        if given(whole.error):
+            raise BadAnswer("the provider answered 200 with an error", bytes(whole.error))
+        if whole.content is None:
+            raise BadAnswer("the provider's answer has no content")
+        raw = bytes(whole.usage)
+        usage, tier = from_anthropic(raw), tier_in(raw)
+        answer = body if call.dialect == self.native else _as_chat(whole, usage)
+        return Answer(answer, usage, tier, len(body))
+
+    def failure(self, provider: Provider, status: int, retry_after: float | None, body: bytes) -> Failure:
+        return super().failure(provider, 503 if status == OVERLOADED else status, retry_after, body)
+
+    def in_band_failure(self, provider: Provider, error: bytes) -> Failure:
+        said = read_error_object(error)
+        if said.type == "overloaded_error":
+            message = redact(said.message, provider.secret) or "overloaded"
+            wording = f"The provider '{provider.name}' ended the answer with an error: {message}"
+            return Failure(errors.unavailable(wording, code="upstream_unavailable"), True, True, None, "overloaded")
+        return super().in_band_failure(provider, error)
+
+    def _callers_fault(self, provider: Provider, status: int, said: ProviderError) -> ApiError:
+        if "prompt is too long" in said.message:
+            message = redact(said.message, provider.secret)
+            return ApiError(status, message, errors.INVALID_REQUEST, "messages", "context_length_exceeded")
+        return super()._callers_fault(provider, status, said)
+
+
+def tier_in(usage: bytes) -> str:
+    try:
+        return tier_of(_usage.decode(usage).service_tier)
+    except (msgspec.DecodeError, RecursionError):
+        return "default"
+
+
+def _sse(event: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), encode(event))
+
+
+def _block_events(index: int, block: dict[str, Any]) -> list[dict[str, Any]]:
+    kind = block.get("type")
+    deltas: list[dict[str, Any]] = []
+    start = dict(block)
+    if kind == "text":
+        start["text"] = ""
+        deltas = [{"type": "text_delta", "text": block.get("text") or ""}]
+    elif kind == "tool_use":
+        start["input"] = {}
+        deltas = [{"type": "input_json_delta", "partial_json": encode(block.get("input") or {}).decode()}]
+    elif kind == "thinking":
+        start |= {"thinking": "", "signature": ""}
+        deltas = [
+            {"type": "thinking_delta", "thinking": block.get("thinking") or ""},
+            {"type": "signature_delta", "signature": block.get("signature") or ""},
+        ]
+    return [
+        {"type": "content_block_start", "index": index, "content_block": start},
+        *({"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas),
+        {"type": "content_block_stop", "index": index},
+    ]
+
+
+def _as_chat(whole: _Whole, usage: Usage | None) -> bytes:
+    """A message as a chat completion. Blocks of a kind that chat lacks are passed over: none can be asked for."""
+    texts, thoughts, calls, signed = [], [], [], []
+    for block in whole.content or []:
+        kind = block.get("type")
+        if kind == "text":
+            texts.append(str(block.get("text") or ""))
+        elif kind == "tool_use":
+            function = {"name": block.get("name"), "arguments": encode(block.get("input") or {}).decode()}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        elif kind in ("thinking", "redacted_thinking"):
+            signed.append(block)
+            thoughts.append(str(block.get("thinking") or ""))
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts else None}
+    if calls:
+        message["tool_calls"] = calls
+    if signed:
+        message |= {"reasoning_content": "".join(thoughts), "thinking_blocks": signed}
+    choice = {"index": 0, "message": message, "finish_reason": TO_FINISH.get(whole.stop_reason or "", "stop")}
+    return encode(whole_chat(whole.id, whole.model, [choice], usage))
+
+
+class _Delta(Struct):
+    type: str = ""
+    text: str = ""
+    thinking: str = ""
+    signature: str = ""
+    partial_json: str = ""
+    stop_reason: str | None = None
+
+
+class _Block(Struct):
+    type: str = ""
+    id: str = ""
+    name: str = ""
+    text: str = ""
+    data: str = ""
+
+
+class _Start(Struct):
+    id: str = ""
+    model: str = ""
+    usage: Raw = NULL
+
+
+class _Event(Struct):
+    type: str
+    index: int = 0
+    message: _Start | None = None
+    content_block: _Block | None = None
+    delta: _Delta | None = None
+    usage: Raw = NULL
+    error: Raw = NULL
+
+
+_event = msgspec.json.Decoder(_Event)
+
+
+class ChatScanner(EventScanner):
+    """Messages events as chat chunks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: dict[int, int] = {}
+        self._thought: list[str] = []
+
+    def take(self, data: bytes) -> bytes:
+        try:
+            event = _event.decode(data)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise StreamBroken(f"an event that is none of Anthropic's: {error}") from error
+        if event.type == "message_start" and event.message is not None:
+            self.writer.id, self.writer.model = event.message.id, event.message.model
+            self._count(event.message.usage)
+        elif event.type == "content_block_start" and event.content_block is not None:
+            return self._begin(event.index, event.content_block)
+        elif event.type == "content_block_delta" and event.delta is not None:
+            return self._delta(event.index, event.delta)
+        elif event.type == "message_delta":
+            self._count(event.usage)
+            if event.delta is not None and event.delta.stop_reason is not None:
+                self.finished = True
+                return self.writer.write({}, finish=TO_FINISH.get(event.delta.stop_reason, "stop"))
+        elif event.type == "message_stop":
+            self.done = True
+        elif event.type == "error":
+            self.error, self.done = bytes(event.error), True
+        return b""
+
+    def _count(self, usage: Raw) -> None:
+        if given(usage):
+            self.usage = merge_usage(self.usage, bytes(usage))
+            self.service_tier = tier_in(self.usage)
+
+    def _begin(self, index: int, block: _Block) -> bytes:
+        if block.type == "tool_use":
+            self._calls[index] = len(self._calls)
+            self.note(block.name)
+            function = {"name": block.name, "arguments": ""}
+            call = {"index": self._calls[index], "id": block.id, "type": "function", "function": function}
+            return self.writer.write({"tool_calls": [call]})
+        if block.type == "redacted_thinking":
+            return self.writer.write({"thinking_blocks": [{"type": "redacted_thinking", "data": block.data}]})
+        if block.type == "thinking":
+            self._thought.clear()
+        return self.writer.write({"content": block.text}) if block.text else b""
+
+    def _delta(self, index: int, delta: _Delta) -> bytes:
+        if delta.type == "text_delta":
+            self.note(delta.text)
+            return self.writer.write({"content": delta.text})
+        if delta.type == "thinking_delta":
+            self.note(delta.thinking)
+            self._thought.append(delta.thinking)
+            return self.writer.write({"reasoning_content": delta.thinking})
+        if delta.type == "signature_delta":
+            block = {"type": "thinking", "thinking": "".join(self._thought), "signature": delta.signature}
+            return self.writer.write({"thinking_blocks": [block]})
+        if delta.type == "input_json_delta" and index in self._calls:
+            self.note(delta.partial_json)
+            call = {"index": self._calls[index], "function": {"arguments": delta.partial_json}}
+            return self.writer.write({"tool_calls": [call]})
+        return b""

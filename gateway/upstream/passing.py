@@ -1,0 +1,108 @@
+"""A Messages stream on its way to a caller of the same dialect: every event keeps its bytes but the last `message_delta`.
+
+That one says the usage, and gets the cost put in; it and `message_stop` wait until the request is settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from billing.usage import Usage
+from gateway.dialects.anthropic import usage_object
+from gateway.dialects.reading import encode
+from gateway.sse import NULL, StreamBroken, given, payload_of
+from gateway.upstream.events import EventScanner, split_events
+
+_MARKS = (b'"usage"', b'"message_stop"', b'"error"', b'"message_delta"')
+
+
+class _Message(Struct):
+    usage: Raw = NULL
+
+
+class _Event(Struct):
+    type: str
+    message: _Message | None = None
+    usage: Raw = NULL
+    error: Raw = NULL
+
+
+class _Tier(Struct):
+    service_tier: str | None = None
+
+
+_event = msgspec.json.Decoder(_Event)
+_tier = msgspec.json.Decoder(_Tier)
+_fields = msgspec.json.Decoder(dict[str, Any])
+
+Merge = Callable[[bytes | None, bytes], bytes]
+
+
+class PassingScanner(EventScanner):
+    def __init__(self, merge: Merge) -> None:
+        super().__init__()
+        self._merge = merge
+        self._held: bytes | None = None
+
+    def _block(self, block: bytes) -> bytes:
+        self.size += len(block)
+        out: list[bytes] = []
+        for event in split_events(block):
+            self.events += 1
+            self.text_bytes += max(0, len(event) - 110)  # what frames a delta is about so long
+            if any(mark in event for mark in _MARKS):
+                out.append(self._marked(event))
+                if self.done:
+                    break
+            else:
+                out.append(self._released() + event + b"\n\n")
+        return b"".join(out)
+
+    def _marked(self, event: bytes) -> bytes:
+        data = payload_of(event)
+        if not data:
+            return event + b"\n\n"
+        try:
+            parsed = _event.decode(data)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise StreamBroken(f"an event that is none of Anthropic's: {error}") from error
+        if parsed.type == "error":
+            self.error, self.done = bytes(parsed.error), True
+            return self._released()
+        if parsed.type == "message_stop":
+            self.done = self.finished = True
+            return b""
+        if parsed.type == "message_start" and parsed.message is not None:
+            self._count(parsed.message.usage)
+        elif parsed.type == "message_delta":
+            released, self._held = self._released(), event
+            self._count(parsed.usage)
+            self.finished = True
+            return released
+        return self._released() + event + b"\n\n"
+
+    def _count(self, usage: Raw) -> None:
+        if given(usage):
+            self.usage = self._merge(self.usage, bytes(usage))
+            try:
+                self.service_tier = _tier.decode(self.usage).service_tier
+            except msgspec.DecodeError as error:
+                raise StreamBroken("a usage whose tier is no text") from error
+
+    def _released(self) -> bytes:
+        held, self._held = self._held, None
+        return b"" if held is None else held + b"\n\n"
+
+    def ending(self, usage: Usage, cost: str | None, *, wanted: bool) -> bytes:
+        stop = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+        if self._held is None:
+            return stop
+        if cost is None:
+            return self._released() + stop
+        fields = _fields.decode(payload_of(self._held))
+        fields["usage"] = {**(fields.get("usage") or usage_object(usage)), "cost": cost}
+        return b"event: message_delta\ndata: " + encode(fields) + b"\n\n" + stop
