@@ -53,6 +53,13 @@ def rotary_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> t
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
+def interleaved_rotary_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """As `rotary_reference`, with the pairs (x[2 i], x[2 i + 1]) of GPT-J."""
+    a, b = x.float()[..., ::2], x.float()[..., 1::2]
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2).to(x.dtype)
+
+
 def write_cache_reference(values: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
     """values [T, kv_heads, d] into cache [blocks, kv_heads, 16, d] at slots [T]."""
     cache[slots // BLOCK, :, slots % BLOCK] = values.to(cache.dtype)
