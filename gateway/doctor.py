@@ -19,7 +19,10 @@ from typing import Final
 import httpx
 from sqlalchemy import make_url
 
+from billing.database import open_database, reading
 from gateway import database
+from gateway.metering.dead_letters import unresolved
+from gateway.metering.reconcile import LOOK_BACK_HOURS, look
 from gateway.routing.routes import Provider
 from gateway.serve.engines import bundled
 from gateway.serve.errors import StartError
@@ -61,6 +64,8 @@ async def examine(settings: Settings) -> list[Check]:
     """All checks, in the order a person would want to read them. Never raises: a check that breaks is a finding."""
     checks = [_python(), _configuration(settings), _home(settings.home)]
     checks.append(await _guarded("database", lambda: _database(settings)))
+    if checks[-1].health is Health.OK:
+        checks.append(await _guarded("books", lambda: _books(settings)))
     checks.append(await _guarded("redis", lambda: _redis(settings)))
     remote = [
         _guarded(f"provider {name}", lambda name=name: _remote_provider(name, settings))  # type: ignore[misc]
@@ -129,6 +134,22 @@ async def _database(settings: Settings) -> Check:
             "database", f"{url}, schema {state.current}", "`metergate serve` brings SQLite up to date by itself"
         )
     return fail("database", url, state.advice)
+
+
+async def _books(settings: Settings) -> Check:
+    """Rollups and wallets against their rows, and what was set aside."""
+    engine = open_database(settings.database_url, pool_size=1)
+    try:
+        found = await look(engine)
+        async with reading(engine) as connection:
+            aside = len(await unresolved(connection))
+    finally:
+        await engine.dispose()
+    if found:
+        return fail("books", f"{len(found)} derived figures differ: {found[0]}", "`metergate reconcile books --repair`")
+    if aside:
+        return warn("books", f"{aside} records set aside", "mend what they lack, then `metergate journal replay`")
+    return ok("books", f"rollups and wallets equal their rows over {LOOK_BACK_HOURS} hours; nothing is set aside")
 
 
 async def _redis(settings: Settings) -> Check:

@@ -113,6 +113,8 @@ class Metrics:
         self.adopted = self._counter("journals_adopted", "Journals of dead processes taken over.")
         self.corrected = self._counter("lost_corrected", "Lost rows corrected by an outcome that turned up later.")
 
+        self.drift = self._gauge("drift", "Derived figures that differed from their rows at the last look.", "table")
+        self.drift_repaired = self._counter("drift_repaired", "Derived figures made again out of their rows.")
         self.catalog_stale = self._gauge(
             "catalog_stale_seconds", "Time since the catalog was last known to be current."
         )

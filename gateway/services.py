@@ -20,6 +20,7 @@ from gateway.api.watch import Watch
 from gateway.catalog import Catalog
 from gateway.maintenance import Maintenance
 from gateway.metering.journal import Journal
+from gateway.metering.reconcile import Reconciliation
 from gateway.metering.recorder import Recorder
 from gateway.metrics import Metrics
 from gateway.routing.routes import Router
@@ -49,6 +50,7 @@ class Services:
     metrics: Metrics
     wallets: WalletKeeper
     maintenance: Maintenance
+    reconciliation: Reconciliation
     watch: Watch = field(default_factory=Watch)
     draining: bool = False
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -62,6 +64,7 @@ class Services:
         await self.catalog.start()
         await self.admission.start()
         self.recorder.start()
+        self.reconciliation.start()
         self.wallets.start()
         self.watch.start()
         self.maintenance.start()
@@ -87,6 +90,7 @@ class Services:
         await self.watch.stop()
         await self.maintenance.stop()
         await self.router.aclose()
+        await self.reconciliation.stop()
         await self.admission.stop()
         await asyncio.to_thread(self.journal.stop)
         await asyncio.to_thread(self.recorder.stop)
@@ -142,6 +146,7 @@ async def build_services(settings: Settings) -> Services:
         router=Router(settings),
         journal=journal,
         recorder=recorder,
+        reconciliation=Reconciliation(database, metrics),
         metrics=metrics,
         wallets=WalletKeeper(database, metrics),
         maintenance=Maintenance(database, settings.retention),

@@ -14,6 +14,7 @@ COMMANDS: Final = {
     "db": ("gateway.cli.db", "Upgrade the database, or check it."),
     "doctor": ("gateway.cli.doctor", "Diagnose configuration, database, Redis, providers, model files and GPU."),
     "journal": ("gateway.cli.journal", "Look into the journal, or ship it again."),
+    "reconcile": ("gateway.cli.reconcile", "The books against themselves, and against a provider's account."),
     "team": ("gateway.cli.catalog", "Teams."),
     "key": ("gateway.cli.catalog", "Team keys."),
     "price": ("gateway.cli.prices", "The price book."),

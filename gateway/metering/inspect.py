@@ -15,7 +15,7 @@ import msgspec
 from gateway.metering.pairing import Paired, Pairing, Stray
 from gateway.metering.position import read_position
 from gateway.metering.reader import START, Gap, JournalReader, Located, Place
-from gateway.metering.records import AttemptOpened, Record, RequestClosed
+from gateway.metering.records import AttemptOpened, Record
 from gateway.metering.segments import process_folders, segment_numbers, segment_path, try_lock
 from gateway.metering.shipper import Shipped, Shipper
 from gateway.metering.source import unshipped_bytes
@@ -217,6 +217,4 @@ def _gaps(process: str, reader: JournalReader) -> list[ShownRecord]:
 def _kind(record: Record | None) -> str:
     if record is None:
         return "unknown"
-    if isinstance(record, AttemptOpened):
-        return "opened"
-    return "closed" if isinstance(record, RequestClosed) else "settled"
+    return "opened" if isinstance(record, AttemptOpened) else "closed"

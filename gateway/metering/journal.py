@@ -21,7 +21,7 @@ import msgspec
 
 from gateway.metering.errors import JournalBroken, JournalError, JournalFull, RecordTooLarge
 from gateway.metering.frames import FRAME_BYTES, HEADER_BYTES, MAX_PAYLOAD, pack_frame, pack_header
-from gateway.metering.records import AttemptOpened, RequestClosed, RequestSettled, encode
+from gateway.metering.records import AttemptOpened, RequestClosed, encode
 from gateway.metering.segments import (
     SPARE_NAME,
     create_process_folder,
@@ -128,12 +128,6 @@ class Journal:
                 self._wake.set()
                 raise
             self._reserved -= CLOSE_RESERVE * attempts
-
-    def settled(self, record: RequestSettled) -> None:
-        """Notes that the limit store has the actual figures. Without effect on a journal in trouble: it only saves work."""
-        with self._guard:
-            if self._trouble is None and self._size - self._offset > self._reserved + CLOSE_RESERVE:
-                self._append(encode(record))
 
     @property
     def writable(self) -> bool:

@@ -53,14 +53,12 @@ class Pairing:
             elif all(record.sequence != known.sequence for known, _ in attempts):
                 attempts.append((record, located.start))
             return None
-        if isinstance(record, RequestClosed):
-            found = self._pending.pop(record.request_id, None)
-            if found is None:
-                return Stray(located.payload, record.request_id, "an outcome without an opened attempt")
-            return Paired(tuple([opened for opened, _ in found]), record)
         if record is None:
             return Stray(located.payload, None, "not a record of this release")
-        return None
+        found = self._pending.pop(record.request_id, None)
+        if found is None:
+            return Stray(located.payload, record.request_id, "an outcome without an opened attempt")
+        return Paired(tuple([opened for opened, _ in found]), record)
 
     def lost(self) -> list[Paired]:
         """Everything that will never have an outcome, now that the writer is dead. Empties the pairing."""

@@ -1,4 +1,4 @@
-"""What the journal holds: an attempt opened, a request closed, a request settled with the limit store.
+"""What the journal holds: an attempt opened, a request closed.
 
 Records are msgpack arrays with a tag, so that a field may be appended (with a default) and old segments stay readable.
 They hold no cycles, so the collector is spared them.
@@ -64,14 +64,7 @@ class RequestClosed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=
     error: str | None = None
 
 
-class RequestSettled(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="s"):
-    """Written once the limit store has taken the actual figures; a closed request without it is posted again on recovery."""
-
-    request_id: bytes
-    at_us: int
-
-
-Record = AttemptOpened | RequestClosed | RequestSettled
+Record = AttemptOpened | RequestClosed
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Record)

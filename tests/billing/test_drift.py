@@ -82,3 +82,13 @@ async def test_rows_that_retention_deleted_leave_their_rollups_alone(database: A
     async with database.begin() as connection:
         with pytest.raises(NotFound, match="no rows stand at"):
             await repair_rollups(connection, quarter_of(NOON_US))
+
+
+async def test_quarters_before_the_oldest_row_are_not_looked_at(database: AsyncEngine) -> None:
+    async with database.begin() as connection:
+        await fill(connection)
+        await record(connection, [rated_record(Usage(input=1), id_=request_id(NOON_US - HOUR_US))])
+        await connection.execute(text("DELETE FROM usage_lines WHERE quantity = 1"))
+        await connection.execute(text("DELETE FROM usage WHERE total_input = 1"))
+        drift = await find_drift(connection, NOON_US - 2 * HOUR_US, NOON_US + 2 * HOUR_US)
+        assert drift == []

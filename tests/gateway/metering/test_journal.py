@@ -13,7 +13,7 @@ import pytest
 from gateway.metering.errors import JournalBroken, JournalFull, RecordTooLarge
 from gateway.metering.journal import CLOSE_RESERVE, Journal
 from gateway.metering.reader import JournalReader
-from gateway.metering.records import AttemptOpened, Record, RequestSettled, encode
+from gateway.metering.records import AttemptOpened, Record, encode
 from gateway.metering.segments import process_folders, segment_numbers, segment_path, try_lock
 from tests.gateway.metering.conftest import eventually
 from tests.gateway.metering.records import closed, opened, outcome
@@ -49,11 +49,10 @@ def fill(journal: Journal) -> list[AttemptOpened]:
 def test_records_are_read_back_as_they_were_written(make_journal: MakeJournal) -> None:
     journal = make_journal()
     attempt = opened(tags={"stage": "test", "名": "值"})
-    done, settled = closed(attempt), RequestSettled(attempt.request_id, attempt.at_us + 3_000)
+    done = closed(attempt)
     journal.open(attempt)
     journal.close(done)
-    journal.settled(settled)
-    assert records_in(journal.folder, dead=False) == [attempt, done, settled]
+    assert records_in(journal.folder, dead=False) == [attempt, done]
 
 
 def test_a_record_is_in_the_file_when_open_returns(make_journal: MakeJournal) -> None:
