@@ -59,6 +59,8 @@ class ProviderSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Until the answer's headers."""
     idle_timeout_s: Seconds = 120.0
     """Longest silence inside an answer."""
+    drain_s: Annotated[float, Meta(ge=0, le=600)] = 0.0
+    """After a caller left its stream: how long the rest is read for the provider's own count. 0 breaks it off."""
     max_parallel: Count | None = None
     cost_per_hour: Annotated[str, Meta(pattern=r"^\d+(\.\d{1,9})? [A-Z]{3}$")] | None = None
     """What an hour of this engine costs us, such as "3.50 USD": the break-even report compares it with every upstream."""
@@ -86,6 +88,8 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     routes: Annotated[list[RouteSettings], Meta(min_length=1)]
     context_window: Count | None = None
     max_output_tokens: Count | None = None
+    tokenizer: str | None = None
+    """A tokenizer.json or .tiktoken file: counts what a provider leaves uncounted. Never downloaded."""
     strategy: Literal["priority", "weighted"] = "priority"
 
 
@@ -247,6 +251,10 @@ def _check_models(settings: Settings, source: Source) -> None:
         seen.add(model.name)
         if model.context_window and model.max_output_tokens and model.max_output_tokens > model.context_window:
             raise source.error((*path, "max_output_tokens"), f"exceeds the context_window of {model.context_window}")
+        if model.tokenizer is not None and not Path(model.tokenizer).is_file():
+            raise source.error(
+                (*path, "tokenizer"), f"{model.tokenizer!r} is no file; name a tokenizer.json or .tiktoken file"
+            )
         for number, route in enumerate(model.routes):
             if route.provider not in settings.providers:
                 known = ", ".join(settings.providers) or "none"

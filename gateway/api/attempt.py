@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from billing.usage import Usage
 from gateway.api.account import CANCELLED, INCOMPLETE, Account
 from gateway.api.caller import LEFT
+from gateway.sse import StreamBroken
+from gateway.token_counting import HEARD_BYTES, count_stream
+from gateway.upstream.errors import TransportError
 
 if TYPE_CHECKING:
     from gateway.routing.routes import Route
@@ -28,7 +32,10 @@ class Attempt:
     `scanner` is there for a stream, `response` once there is one.
     """
 
-    __slots__ = ("account", "adapter", "began_ns", "call", "id", "outgoing", "response", "route", "scanner", "sequence")
+    __slots__ = (
+        "_counted", "_heard", "_tokenizer", "account", "adapter", "began_ns", "call", "id", "outgoing", "response", "route",
+        "scanner", "sequence",
+    )  # fmt: skip
 
     def __init__(
         self, account: Account, call: Call, route: Route, adapter: Adapter, identifier: str, outgoing: Outgoing
@@ -43,6 +50,9 @@ class Attempt:
         self.began_ns = time.monotonic_ns()
         self.response: UpstreamResponse | None = None
         self.scanner: Scanner | None = adapter.scanner(call) if call.streamed else None
+        self._tokenizer: Path | None = None
+        self._heard: bytearray | None = None
+        self._counted: int | None = None
 
     def usage_so_far(self) -> tuple[Usage, bool]:
         """What is known of its usage, and whether that is an estimate: the last the stream reported, or what it looks like."""
@@ -51,7 +61,27 @@ class Attempt:
             usage = self.adapter.usage(scanner.usage)
             if usage is not None:
                 return usage, False
+        if self._counted is not None:
+            return self.estimate(self._counted), True
         return self.estimate(0 if scanner is None else scanner.output_tokens()), True
+
+    def keep_heard(self, tokenizer: Path) -> None:
+        """Keeps what the provider sends (a bounded part of it), to be counted should no usage come."""
+        self._tokenizer, self._heard = tokenizer, bytearray()
+
+    def hear(self, out: bytes) -> None:
+        """One read of the stream, as it is passed on."""
+        heard = self._heard
+        if heard is not None and len(heard) < HEARD_BYTES:
+            heard += out
+
+    async def count_heard(self) -> None:
+        """Counts with the model's tokenizer what a stream without usage has sent; in a thread, for it may be long."""
+        scanner = self.scanner
+        if self._tokenizer is None or self._heard is None or scanner is None or scanner.usage is not None:
+            return
+        heard, self._heard = bytes(self._heard), None
+        self._counted = await asyncio.to_thread(count_stream, self._tokenizer, heard, scanner.size)
 
     def estimate(self, output_tokens: int) -> Usage:
         return Usage(input=self.call.input_tokens, output=output_tokens)
@@ -75,6 +105,10 @@ class Attempt:
         try:
             async with asyncio.timeout(CANCEL_WAIT_S):
                 usage = await self.adapter.cancel(self.route.provider, self.id)
+            if usage is None:
+                usage = await self._drained()
+            if usage is None:
+                await self.count_heard()
         except TimeoutError:
             logger.warning("attempt %s: %s did not confirm the cancellation", self.id, self.route.provider_name)
         except asyncio.CancelledError:
@@ -88,6 +122,19 @@ class Attempt:
             self.outcome(CANCELLED, usage=usage, error=LEFT)
             self.account.close(CANCELLED, answered=self.sequence, error=LEFT)
         await self.account.settle()
+
+    async def _drained(self) -> Usage | None:
+        """Reads the rest of the stream, for `drain_s` at most, and returns the provider's own count if it came."""
+        drain_s, scanner, response = self.route.provider.settings.drain_s, self.scanner, self.response
+        if not drain_s or scanner is None or response is None:
+            return None
+        try:
+            async with asyncio.timeout(drain_s):
+                while not scanner.done and (read := await response.read_chunk()) is not None:
+                    self.hear(scanner.feed(read))
+        except (TimeoutError, TransportError, StreamBroken) as error:
+            logger.info("attempt %s: its stream was not drained to the end: %s", self.id, type(error).__name__)
+        return None if scanner.usage is None else self.adapter.usage(scanner.usage)
 
     def close_partial(self, status: str, error: str) -> None:
         """Closes the request with what is known of an attempt that was ended from our side, flagged as an estimate.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gateway import errors, tokens
@@ -210,6 +211,9 @@ class Exchange:
         except ApiError as error:
             return Failure(error, False, False, None, UNMAPPED)
         attempt = Attempt(account, call, route, adapter, identifier, outgoing)
+        assert self._plan is not None
+        if call.streamed and self._plan.model.tokenizer is not None:
+            attempt.keep_heard(Path(self._plan.model.tokenizer))
         attempt.sequence = account.open(call, route, account.lease.reserved, self._tags)
         provider.in_flight += 1
         route.in_flight += 1

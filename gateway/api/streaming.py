@@ -97,6 +97,7 @@ class StreamRelay:
                 scanner.tail = scanner.end()
                 break
             out = scanner.feed(read)
+            self._attempt.hear(out)
             if scanner.done:
                 scanner.tail = out
                 break
@@ -138,6 +139,7 @@ class StreamRelay:
         attempt, account, scanner = self._attempt, self._account, self._scanner
         if account.ttft_us is None:  # the whole of it came in one read
             account.ttft_us = account.elapsed_us()
+        await attempt.count_heard()
         usage, estimated = attempt.usage_so_far()
         error = None if failure is None else failure.reason
         status = COMPLETED if failure is None else INCOMPLETE

@@ -1,0 +1,88 @@
+"""Rule 20: a stream that its caller left is billed by the provider's own count if the rest is read, else by what was sent."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.settings import Settings
+from tests.gateway.api.conftest import CHAT, MESSAGES, Gateway, Upstream, running
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """Every byte is a token."""
+    path = tmp_path / "bytes.tiktoken"
+    path.write_bytes(b"".join(b"%b %d\n" % (base64.b64encode(bytes([byte])), byte) for byte in range(256)))
+    return path
+
+
+@pytest.fixture
+async def draining(settings: Settings, provisioned: object) -> AsyncIterator[Gateway]:
+    up = replace(settings.providers["up"], drain_s=5.0)
+    async with running(replace(settings, providers={**settings.providers, "up": up})) as gateway:
+        gateway.use(provisioned)  # type: ignore[arg-type]
+        yield gateway
+
+
+@pytest.fixture
+async def counting(settings: Settings, provisioned: object, tokenizer: Path) -> AsyncIterator[Gateway]:
+    models = [replace(model, tokenizer=str(tokenizer)) for model in settings.models]
+    async with running(replace(settings, models=models)) as gateway:
+        gateway.use(provisioned)  # type: ignore[arg-type]
+        yield gateway
+
+
+async def leave(gateway: Gateway, script: str, after: int) -> None:
+    """Asks for a stream and hangs up behind so many events."""
+    body = {"model": "m", "messages": MESSAGES, "user": script, "stream": True}
+    async with gateway.client.stream("POST", CHAT, json=body) as answer:
+        events = 0
+        async for line in answer.aiter_lines():
+            events += line.startswith("data:")
+            if events == after:
+                break
+
+
+async def test_rule_20_a_drained_stream_is_billed_by_the_providers_own_count(draining: Gateway, up: Upstream) -> None:
+    await leave(draining, "prompt=90;output=41;chunks=20;gap_ms=20", 2)
+    row = await draining.only_row()
+    assert (row["status"], row["tokens"]["input"], row["tokens"]["output"]) == ("cancelled", 90, 41)
+    assert row["estimated"] is False
+    assert [entry["ended"] for entry in await up.book()] == ["finished"]
+
+
+async def test_rule_20_a_drain_is_bounded(settings: Settings, provisioned: object, up: Upstream) -> None:
+    short = replace(settings.providers["up"], drain_s=0.3)
+    async with running(replace(settings, providers={**settings.providers, "up": short})) as gateway:
+        gateway.use(provisioned)  # type: ignore[arg-type]
+        await leave(gateway, "chunks=3;gap_ms=20;stall=2", 1)
+        row = await gateway.only_row()
+        assert (row["status"], row["estimated"]) == ("cancelled", True)
+
+        async def left() -> bool:
+            return [entry["ended"] for entry in await up.book()] == ["left"]
+
+        async with asyncio.timeout(5):
+            while not await left():
+                await asyncio.sleep(0.02)
+
+
+async def test_rule_20_what_was_sent_is_counted_with_the_models_own_tokenizer(counting: Gateway, up: Upstream) -> None:
+    """The scripted chunk is the word `abcdefghij`: ten tokens of this tokenizer each, whatever the estimator would say."""
+    await leave(counting, "text=abcdefghij;chunks=50;gap_ms=30", 3)
+    row = await counting.only_row()
+    assert (row["status"], row["estimated"]) == ("cancelled", True)
+    output = row["tokens"]["output"]
+    assert output % 10 == 0 and 30 <= output < 500
+
+
+async def test_rule_21_a_stream_that_breaks_off_is_counted_the_same_way(counting: Gateway, up: Upstream) -> None:
+    answer, _ = await counting.stream("text=abcdefghij;chunks=6;gap_ms=5;cut=4")
+    row = await counting.row(answer)
+    assert (row["status"], row["tokens"]["output"], row["estimated"]) == ("incomplete", 40, True)
