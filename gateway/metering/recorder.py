@@ -33,7 +33,10 @@ log = logging.getLogger(__name__)
 
 BATCH_RECORDS: Final = 2000
 POLL_S: Final = 0.25
-"""A busy gateway writes four batches a second: a transaction costs as much as some forty rows."""
+"""A busy gateway writes four batches a second, and more only when they are full: a transaction costs as much as forty rows."""
+QUIET_S: Final = 0.05
+QUIET_ROWS: Final = 3
+"""Where fewer than this came in one look, the next one comes soon: a single request is in the books almost at once."""
 HOUSEKEEPING_S: Final = 5.0
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_LAST_S: Final = 5.0
@@ -78,6 +81,7 @@ class Recorder:
         self._refused: set[str] = set()
         self._watermarks = Watermarks(folder)
         self._stopping = False
+        self._shipped = 0
         self._drain_until_s = 0.0
         self._current_at_s = time.monotonic()
         self._thread: threading.Thread | None = None
@@ -152,8 +156,10 @@ class Recorder:
                         self._housekeep()
                         if self._watermarks.due:
                             await self._tell(shipper)
+                    before = self._shipped
                     if not await self._round(shipper):
-                        await self._pause(self._poll_s)
+                        quiet = self._stopping or self._shipped - before < QUIET_ROWS
+                        await self._pause(min(self._poll_s, QUIET_S) if quiet else self._poll_s)
                 except Exception:
                     # A fault of our own: what is read and not shipped is still held, so the next round begins with it.
                     log.exception("the recorder failed and goes on")
@@ -187,30 +193,30 @@ class Recorder:
         self._wake.clear()
 
     async def _round(self, shipper: Shipper) -> bool:
-        """One batch of every journal that has one; whether there was any."""
-        worked = False
+        """One batch of every journal that has one; whether more lies there already."""
+        more = False
         own, journal = self._own, self._journal
         if own is not None and journal is not None:
             if journal.stopped and not own.dead:
                 own.lock = try_lock(own.folder)
                 own.dead = True
             if own.items or own.dead or own.reader.place < Place(*journal.tail):
-                worked = await self._advance(own, shipper)
+                more = await self._advance(own, shipper)
             else:
                 own.store_if_due()
             if self._caught_up():
                 self._current_at_s = time.monotonic()
         for source in list(self._adopted.values()):
-            worked = await self._advance(source, shipper) or worked
+            more = await self._advance(source, shipper) or more
             if source.done:
                 source.store()
                 self._leave(source)
                 del self._adopted[source.name]
                 log.info("journal %s: shipped to its end", source.name)
-        return worked
+        return more
 
     async def _advance(self, source: Source, shipper: Shipper) -> bool:
-        """Reads and ships one batch; False when there is nothing to do, or not yet."""
+        """Reads and ships one batch; whether the next one should follow at once."""
         if time.monotonic() < source.retry_at_s:
             return False
         try:
@@ -226,9 +232,10 @@ class Recorder:
         except (SegmentError, OSError) as error:
             self._retry_later(source, "journal", str(error))
             return False
+        self._shipped += shipped.inserted
         if shipped.duplicates:
             log.info("journal %s: %d rows were there already", source.name, shipped.duplicates)
-        return True
+        return source.behind or source.dead
 
     def _retry_later(self, source: Source, reason: str, message: str) -> None:
         self._metrics.failures[reason].inc()

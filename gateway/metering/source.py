@@ -51,6 +51,8 @@ class Source:
         self._pairing = Pairing(self.stored.carried)
         self._stored_at_s = time.monotonic()
         self._ended = False
+        self.behind = False
+        """Whether the last read was a full one, so that more lies there already."""
 
     @property
     def done(self) -> bool:
@@ -73,6 +75,7 @@ class Source:
         """Reads the next items, unless some are still waiting to be shipped; whether there are any."""
         if self.items or self._ended:
             return bool(self.items)
+        self.behind = False
         located = self.reader.read(limit, dead=self.dead)
         completed: list[Paired | Stray] = []
         for one in located:
@@ -85,6 +88,7 @@ class Source:
             completed += self._pairing.lost()
             self._ended = True
         self.items = completed
+        self.behind = len(located) >= limit
         return bool(completed) or bool(located)
 
     def shipped(self) -> None:
