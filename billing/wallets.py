@@ -166,23 +166,18 @@ async def set_low_balance(connection: AsyncConnection, team_id: str, amount: str
 
 
 async def check_wallet(connection: AsyncConnection, team_id: str) -> WalletCheck:
-    """Add everything up again. Raises `NotFound`."""
+    """Add everything up again, in one statement: all of it as of one moment. Raises `NotFound`."""
     team = await wallet_team(connection, team_id)
-    currency, columns = team.settlement_currency, wallet_entries.c
-    usage = case((columns.kind == "usage", columns.amount_nano), else_=0)
-    sums = select(func.sum(columns.amount_nano), func.sum(usage)).where(
-        columns.team_id == team_id, columns.currency == currency
+    currency, entries, traffic = team.settlement_currency, wallet_entries.c, rollup_traffic.c
+    own = (entries.team_id == team_id, entries.currency == currency)
+    running = select(wallets.c.balance_nano).where(wallets.c.team_id == team_id, wallets.c.currency == currency)
+    total = select(func.sum(entries.amount_nano)).where(*own)
+    used = select(func.sum(entries.amount_nano)).where(*own, entries.kind == "usage")
+    rollup = select(func.sum(traffic.settled_nano)).where(
+        traffic.team_id == team_id, traffic.settlement_currency == currency
     )
-    entries, used = (await connection.execute(sums)).one()
-    rollup = select(func.sum(rollup_traffic.c.settled_nano)).where(
-        rollup_traffic.c.team_id == team_id, rollup_traffic.c.settlement_currency == currency
-    )
-    return WalletCheck(
-        await balance_nano(connection, team_id, currency),
-        int(entries or 0),
-        int(used or 0),
-        int(await connection.scalar(rollup) or 0),
-    )
+    sums = select(*(each.scalar_subquery() for each in (running, total, used, rollup)))
+    return WalletCheck(*(int(nano or 0) for nano in (await connection.execute(sums)).one()))
 
 
 async def lock_wallet(connection: AsyncConnection, team_id: str, currency: str, added_nano: int = 0) -> int:

@@ -170,3 +170,33 @@ def test_usage_show_prints_the_figures_for_people(product: Product, key: str) ->
     text = product.metergate("usage", "show", row["id"])
     for figure in (row["list"], row["policy"], row["settled"]):
         assert f"{figure['amount']} {figure['currency']}" in text
+
+
+def test_a_wallet_is_filled_and_checked_and_a_row_corrected_from_the_shell(product: Product, key: str) -> None:
+    team = json.loads(
+        product.metergate("team", "create", "payer", "--currency", "CNY", "--billing", "prepaid", "--json")
+    )["id"]
+    product.metergate(
+        "wallet",
+        "top-up",
+        team,
+        "100",
+        "CNY",
+        "--external-id",
+        "wire-1",
+        "--method",
+        "bank_transfer",
+        "--reason",
+        "May",
+    )
+    product.metergate("wallet", "adjust", team, "-7.5", "--reason", "late fee", "--actor", "ann")
+    (code,) = json.loads(product.metergate("wallet", "codes", "create", "20", "CNY", "--json"))["codes"]
+    product.metergate("wallet", "redeem", team, code)
+    assert json.loads(product.metergate("wallet", "show", team, "--json"))["available"] == "112.5"
+    assert "late fee" in product.metergate("wallet", "entries", team)
+    assert json.loads(product.metergate("wallet", "check", team, "--json"))["agrees"] is True
+    row, _ = call(product, key, "prompt=0;output=1000000")
+    product.metergate("price", "sell", "post", row["team_id"], "--multiplier", "2", "--from", "2026-01-01T00:00:00Z")
+    answer = json.loads(product.metergate("usage", "correct", row["id"], "--reason", "sold too cheap", "--json"))
+    assert Fraction(answer["rows"][1]["settled"]["amount"]) == 2 * Fraction(row["settled"]["amount"])
+    assert "sold too cheap" in product.metergate("usage", "corrections", row["id"])
