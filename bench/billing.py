@@ -1,0 +1,431 @@
+"""The books under load: a month's statement, dashboards and admin writes over a database that is bulk-loaded first.
+
+    python -m bench.billing                      # 1 million rows on SQLite, 2 million on PostgreSQL
+    python -m bench.billing --full               # 10 million on PostgreSQL
+    python -m bench.billing --only sqlite --rows 200000
+
+Rows are those of October 2026: 10 teams, 1,000 keys of unequal weight, five models, two lines and one attempt a request, with
+the rollups that the recorder would have written. Loading is not measured. Recording is measured by `bench.metering` as a ratio to
+a plain bulk load of the same bytes, and here once more while admin writes wait for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import sqlite3
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+import asyncpg  # type: ignore[import-untyped]
+from sqlalchemy import make_url, text
+
+from bench.metering import Database, databases, journalled, rate_all
+from bench.metering import publish as publish_books
+from billing import tables
+from billing.books import load_books
+from billing.database import open_database, reading
+from billing.ledger import record
+from billing.partitions import ensure_partitions
+from billing.publishing import publish_price
+from billing.reads import UsageFilters
+from billing.reports import usage_buckets
+from billing.statements import draft_statement, issue_statement, month_bounds
+from billing.teams import TeamRow, create_team
+from billing.times import DAY_US, QUARTER_US, now_us
+from gateway.database import upgrade
+
+ROOT: Final = Path(__file__).parents[1]
+MONTH: Final = "2026-10"
+TEAMS: Final = 10
+KEYS: Final = 1000
+MODELS: Final = ("deepseek-chat", "deepseek-reasoner", "qwen-max", "kimi-k2", "glm-4")
+CHUNK: Final = 20_000
+LOADED: Final = ("usage", "usage_lines", "attempts", "rollup_money", "rollup_traffic")
+Rows = dict[str, list[tuple[Any, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who calls what: each key has one model that it calls mostly, and a weight."""
+
+    teams: tuple[str, ...]
+    start_us: int
+    end_us: int
+    rows: int
+
+
+def october(plan: Plan, as_id: Callable[[int], Any]) -> Iterator[Rows]:
+    """All rows in the order of time, some thousands at a time, each quarter-hour's rollups with it."""
+    chance = random.Random(20261001)
+    weights = [1 / (1 + at % 97) for at in range(KEYS)]
+    quarters = (plan.end_us - plan.start_us) // QUARTER_US
+    made, out = 0, {name: list[tuple[Any, ...]]() for name in LOADED}
+    for quarter in range(quarters):
+        bucket_us = plan.start_us + quarter * QUARTER_US
+        until = plan.rows * (quarter + 1) // quarters
+        _quarter(plan, chance, weights, bucket_us, until - made, made, as_id, out)
+        made = until
+        if len(out["usage"]) >= CHUNK:
+            yield out
+            out = {name: [] for name in LOADED}
+    yield out
+
+
+def _quarter(
+    plan: Plan,
+    chance: random.Random,
+    weights: Sequence[float],
+    bucket_us: int,
+    count: int,
+    serial: int,
+    as_id: Callable[[int], Any],
+    out: Rows,
+) -> None:
+    money: dict[tuple[str, str, str], list[int]] = {}
+    traffic: dict[tuple[str, str, str], list[int]] = {}
+    latency_at = tables.TRAFFIC_SUMS.index("latency_le_1000_ms")
+    for at, key in enumerate(chance.choices(range(KEYS), weights, k=count)):
+        model = MODELS[key % 5 if chance.random() < 0.9 else chance.randrange(5)]
+        team, key_id = plan.teams[key % TEAMS], f"key_{key:016d}"
+        at_us = bucket_us + QUARTER_US * at // max(count, 1)
+        id_ = as_id((at_us // 1000) << 80 | 7 << 76 | 2 << 62 | (serial + at))
+        read, written = 200 + chance.randrange(3000), 50 + chance.randrange(800)
+        amounts = [(read, "input", read * 280), (written, "output", written * 420)]
+        listed = sum(nano for _, _, nano in amounts)
+        policy, reference = listed * 73 // 10, listed * 66529 // 10000
+        out["usage"].append(_usage(id_, team, key_id, model, read, written, listed, policy, reference, at_us))
+        for quantity, token_class, nano in amounts:
+            line = (quantity, nano, nano, nano * 73 // 10, nano * 66529 // 10000)
+            out["usage_lines"].append(
+                (id_, token_class, quantity, 1 if token_class == "input" else 3, "USD", *line[1:])
+            )
+            cell = money.setdefault((team, model, token_class), [0] * 6)
+            for index, value in enumerate((1, *line)):
+                cell[index] += value
+        out["attempts"].append(
+            (
+                id_,
+                0,
+                "deepseek",
+                model,
+                "completed",
+                f'{{"input":{read},"output":{written}}}',
+                "USD",
+                listed,
+                "1,3",
+                None,
+                at_us,
+                812_345,
+                204_123,
+                "default",
+                "standard",
+            )
+        )
+        sums = traffic.setdefault((team, key_id, model), [0] * len(tables.TRAFFIC_SUMS))
+        for name, value in (
+            ("requests", 1),
+            ("input", read),
+            ("output", written),
+            ("list_nano", listed),
+            ("settled_nano", listed),
+            ("policy_nano", policy),
+            ("reference_nano", reference),
+            ("cost_nano", listed),
+            ("latency_us", 812_345),
+        ):
+            sums[_AT[name]] += value
+        sums[latency_at] += 1
+    out["rollup_money"] += [
+        (
+            team,
+            bucket_us,
+            model,
+            "deepseek",
+            model,
+            kind,
+            1 if kind == "input" else 3,
+            1,
+            0,
+            "1,2",
+            "USD",
+            "CNY",
+            *sums6,
+        )
+        for (team, model, kind), sums6 in sorted(money.items())
+    ]
+    out["rollup_traffic"] += [
+        (bucket_us, team, key_id, model, "deepseek", model, "USD", "CNY", "USD", *sums)
+        for (team, key_id, model), sums in sorted(traffic.items())
+    ]
+
+
+_AT: Final = {name: at for at, name in enumerate(tables.TRAFFIC_SUMS)}
+_USAGE: Final = tuple(column.name for column in tables.usage.columns)
+
+
+def _usage(
+    id_: Any,
+    team: str,
+    key: str,
+    model: str,
+    read: int,
+    written: int,
+    listed: int,
+    policy: int,
+    reference: int,
+    at_us: int,
+) -> tuple[Any, ...]:
+    values: dict[str, Any] = {
+        "id": id_,
+        "kind": "usage",
+        "team_id": team,
+        "key_id": key,
+        "model": model,
+        "provider": "deepseek",
+        "provider_model": model,
+        "surface": "chat.completions",
+        "status": "completed",
+        "estimated": False,
+        "streamed": True,
+        "total_input": read,
+        "total_output": written,
+        "reasoning": 0,
+        "compute_us": 0,
+        "list_currency": "USD",
+        "list_nano": listed,
+        "settlement_currency": "CNY",
+        "settled_nano": listed,
+        "policy_nano": policy,
+        "reference_nano": reference,
+        "cost_currency": "USD",
+        "cost_nano": listed,
+        "terms_id": 1,
+        "rate_ids": "1,2",
+        "pin_book": 1,
+        "pin_rates": 2,
+        "pin_terms": 1,
+        "pin_sell": 0,
+        "tags": "{}",
+        "latency_us": 812_345,
+        "ttft_us": 204_123,
+        "recorded_at_us": at_us,
+    }
+    return tuple(values.get(name) for name in _USAGE)
+
+
+async def load(database: Database, plan: Plan) -> None:
+    """Everything into the tables, by executemany or COPY, in the order of time."""
+    if database.server is None:
+        plain = sqlite3.connect(make_url(database.url).database or "", isolation_level=None)
+        plain.execute("PRAGMA synchronous = OFF")
+        for rows in october(plan, lambda number: number.to_bytes(16, "big")):
+            plain.execute("BEGIN")
+            for name, part in rows.items():
+                if part:
+                    names = ", ".join(_columns(name))
+                    plain.executemany(f"INSERT INTO {name} ({names}) VALUES ({','.join('?' * len(part[0]))})", part)
+            plain.execute("COMMIT")
+        plain.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        plain.execute("ANALYZE")
+        plain.close()
+        return
+    connection = await asyncpg.connect(database.url)
+    for rows in october(plan, lambda number: UUID(int=number)):
+        for name, part in rows.items():
+            await connection.copy_records_to_table(name, records=part, columns=_columns(name))
+    await connection.execute("VACUUM ANALYZE")
+    await connection.close()
+
+
+def _columns(name: str) -> list[str]:
+    return [column.name for column in tables.metadata.tables[name].columns]
+
+
+async def timed(work: Callable[[], Awaitable[Any]], times: int) -> dict[str, float]:
+    """The least and the median of some runs in milliseconds, after one that warms the cache."""
+    await work()
+    taken = []
+    for _ in range(times):
+        start = time.perf_counter()
+        await work()
+        taken.append((time.perf_counter() - start) * 1000)
+    return {"least_ms": round(min(taken), 1), "median_ms": round(statistics.median(taken), 1)}
+
+
+async def measure(database: Database, plan: Plan, times: int) -> dict[str, Any]:
+    engine = open_database(database.url)
+    team = plan.teams[0]
+    answer: dict[str, Any] = {"rows": plan.rows}
+    try:
+        async with engine.connect() as connection:
+            for name in ("rollup_money", "rollup_traffic"):
+                answer[name] = int(await connection.scalar(text(f"SELECT count(*) FROM {name}")) or 0)
+
+        async def draft() -> Any:
+            async with engine.begin() as connection:
+                return await draft_statement(connection, team, MONTH)
+
+        answer["statement_draft"] = await timed(draft, times)
+        row = await draft()
+        start = time.perf_counter()
+        async with engine.begin() as connection:
+            issued = await issue_statement(connection, team, row.id)
+        answer["statement_issue_ms"] = round((time.perf_counter() - start) * 1000, 1)
+        answer["statement_payable"] = issued.document.totals.payable.amount
+        for name, work in dashboards(engine, plan).items():
+            answer[name] = await timed(work, times)
+    finally:
+        await engine.dispose()
+    return answer
+
+
+def dashboards(engine: Any, plan: Plan) -> dict[str, Callable[[], Awaitable[Any]]]:
+    """What a dashboard asks: a day by hours, a month by days, for everything, a team and a key."""
+    day = (plan.end_us - DAY_US, plan.end_us)
+    month = (plan.start_us, plan.end_us)
+
+    def ask(span: tuple[int, int], interval: str, group: Sequence[str], **only: str) -> Callable[[], Awaitable[Any]]:
+        async def work() -> Any:
+            async with reading(engine) as connection:
+                return await usage_buckets(
+                    connection, *span, interval=interval, group_by=group, filters=UsageFilters(**only), limit=1000
+                )
+
+        return work
+
+    key = f"key_{0:016d}"
+    return {
+        "dashboard_day_by_hour": ask(day, "hour", ()),
+        "dashboard_day_by_hour_and_model": ask(day, "hour", ("model",)),
+        "dashboard_day_of_team_by_key": ask(day, "day", ("key",), team_id=plan.teams[0]),
+        "dashboard_month_of_team_by_day": ask(month, "day", (), team_id=plan.teams[0]),
+        "dashboard_month_of_key_by_day": ask(month, "day", (), key_id=key),
+        "dashboard_month_by_day": ask(month, "day", ()),
+        "dashboard_month_by_team": ask(month, "month", ("team",)),
+    }
+
+
+async def admin_writes(database: Database, journal: Path, writes: int) -> dict[str, Any]:
+    """Admin writes one after the other while a recorder's thread commits batch after batch as fast as it can."""
+    engine = open_database(database.url)
+    async with engine.connect() as connection:
+        books = await load_books(connection)
+    rated = rate_all(books, journal)
+    stop, recorded = threading.Event(), [0]
+
+    def keep_recording() -> None:
+        asyncio.run(_record_until(database.url, rated, stop, recorded))
+
+    thread = threading.Thread(target=keep_recording)
+    thread.start()
+    taken = []
+    try:
+        while recorded[0] == 0 and thread.is_alive():
+            await asyncio.sleep(0.01)
+        assert recorded[0], "the recorder's thread has failed"
+        for at in range(writes):
+            start = time.perf_counter()
+            async with engine.begin() as connection:
+                await publish_price(
+                    connection,
+                    price_list="bench",
+                    model=f"model-{at}",
+                    token_class="output",
+                    currency="USD",
+                    amount="1",
+                    effective_from_us=now_us(),
+                )
+            taken.append((time.perf_counter() - start) * 1000)
+            await asyncio.sleep(0.005)
+    finally:
+        stop.set()
+        await asyncio.to_thread(thread.join)
+        await engine.dispose()
+    taken.sort()
+    return {
+        "writes": writes,
+        "rows_recorded_meanwhile": recorded[0],
+        "median_ms": round(statistics.median(taken), 1),
+        "p99_ms": round(taken[min(len(taken) - 1, int(len(taken) * 0.99))], 1),
+    }
+
+
+async def _record_until(url: str, rated: Sequence[Any], stop: threading.Event, recorded: list[int]) -> None:
+    """The same requests under new ids, a thousand a transaction, as the recorder commits them."""
+    from msgspec.structs import replace
+
+    from gateway.ids import new_request_id
+
+    engine = open_database(url, pool_size=1)
+    try:
+        while not stop.is_set():
+            part = [replace(each, id=new_request_id()) for each in rated[:1000]]
+            async with engine.begin() as connection:
+                recorded[0] += (await record(connection, part)).inserted
+    finally:
+        await engine.dispose()
+
+
+async def prepare(database: Database) -> tuple[TeamRow, ...]:
+    engine = open_database(database.url)
+    try:
+        async with engine.begin() as connection:
+            teams = [await create_team(connection, name=f"team {at}", settlement_currency="CNY") for at in range(TEAMS)]
+            await ensure_partitions(connection, month_bounds(MONTH, "UTC")[0], months_ahead=0)
+        return tuple(teams)
+    finally:
+        await engine.dispose()
+
+
+async def main(arguments: argparse.Namespace) -> None:
+    results = []
+    with tempfile.TemporaryDirectory(prefix="metergate-bench-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        for database in databases(folder, arguments.only):
+            rows = arguments.rows or (1_000_000 if database.server is None else 2_000_000)
+            if arguments.full and database.server is not None:
+                rows = 10_000_000
+            await upgrade(database.url)
+            team, pins = await publish_books(database.url)
+            teams = await prepare(database)
+            plan = Plan(tuple(each.id for each in teams), *month_bounds(MONTH, "UTC"), rows)
+            start = time.perf_counter()
+            await load(database, plan)
+            print(f"{database.kind}: {rows:,} rows loaded in {time.perf_counter() - start:.0f} s", flush=True)
+            found = {"database": database.kind, **await measure(database, plan, arguments.times)}
+            journal = journalled(folder / f"journal-{database.kind}", team, pins, 1000)
+            found["admin_writes"] = await admin_writes(database, journal, arguments.writes)
+            results.append(found)
+            print(json.dumps(found, indent=1), flush=True)
+    out = ROOT / "bench" / "results" / f"billing-{arguments.only or 'both'}.json"
+    out.parent.mkdir(exist_ok=True)
+    machine = {
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "load_average": [round(each, 1) for each in os.getloadavg()],
+        "sqlite": sqlite3.sqlite_version,
+    }
+    out.write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, help="so many rows instead")
+    parser.add_argument("--full", action="store_true", help="10 million rows on PostgreSQL")
+    parser.add_argument("--only", choices=["sqlite", "postgresql"])
+    parser.add_argument("--times", type=int, default=7)
+    parser.add_argument("--writes", type=int, default=200)
+    asyncio.run(main(parser.parse_args()))
