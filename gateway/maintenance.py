@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.partitions import ensure_partitions
 from billing.retention import delete_usage_before, drop_empty_partitions
-from billing.times import DAY_US, now_us
+from billing.times import DAY_US, now_us, quarter_of
 from gateway.settings import RetentionSettings
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Maintenance:
             for name in await ensure_partitions(connection, now_us()):
                 log.info("partition %s is made", name)
         if self.retention.usage_days is not None:
-            await self._let_go(now_us() - self.retention.usage_days * DAY_US)
+            await self._let_go(quarter_of(now_us() - self.retention.usage_days * DAY_US))  # whole rollup cells
         self.rounds += 1
 
     async def _let_go(self, before_us: int) -> None:
