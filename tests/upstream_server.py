@@ -1,7 +1,10 @@
 """A scripted OpenAI-compatible provider as a process of its own: it answers as its request tells it to, and keeps books.
 
-Scripts travel in the request's `user` field as `name=value;name=value` (so they pass through a gateway untouched) or in the
-header `x-script`. `GET /book` returns what was served and what became of it; `POST /book/clear` empties it.
+The kinds `anthropic` and `gemini` speak those providers' native APIs (tests/scripted_anthropic.py, tests/scripted_gemini.py).
+
+Scripts travel in the request's `user` field as `name=value;name=value` (so they pass through a gateway untouched), in the
+header `x-script`, or, for every dialect, as `[[name=value;name=value]]` in a text. `GET /book` returns what was served and what
+became of it; `POST /book/clear` empties it.
 
     python -m tests.upstream_server [--port N] [--kind openai|engine] [--port-file PATH]
 
@@ -16,6 +19,7 @@ error=N an in-band error after N chunks                 status=429 with retry_af
 mode=sse|json   the other form than was asked for       empty=1   a stream without any event
 text=WORD line_bytes=N                                  what a chunk's content is; a chunk of N bytes
 tier=default                                            `service_tier` of the answer
+tools=N thought=WORDS                                   parallel tool calls, their arguments interleaved; reasoning
 fail_first=N    the first N requests that name it (by `tag=`) fail with 500
 """
 
@@ -26,10 +30,11 @@ import asyncio
 import json
 import re
 from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 _USER = re.compile(rb'"user" *: *"([^"\\]*)"')
+_INLINE = re.compile(rb"\[\[([^\"\]\\]*)\]\]")
 _SCRIPT = re.compile(rb"x-script: *([^\r]*)\r", re.IGNORECASE)
 _REQUEST_ID = re.compile(rb"x-request-id: *([^\r]*)\r", re.IGNORECASE)
 NEWLINES = {"lf": b"\n", "crlf": b"\r\n", "cr": b"\r"}
@@ -106,7 +111,7 @@ class Stream:
     def events(self) -> list[bytes]:
         script, where = self.script, self.script.text("usage", "final" if self.asked else "none")
         chunks, total = script.number("chunks", 3), script.number("output", 5)
-        events: list[bytes] = []
+        events: list[bytes] = self.thoughts_and_calls()
         for place in range(chunks):
             text = script.text("text", f"word{place} ")
             if script.number("line_bytes"):
@@ -138,6 +143,29 @@ class Stream:
             events = [piece for event in events for piece in (b": still here", event)]
         return events
 
+    def failure(self) -> bytes:
+        quoted = {"message": f"scripted in-band {self.script.text('quote')}", "type": "server_error", "code": None}
+        return b"data: " + json.dumps({"error": quoted}).encode()
+
+    def thoughts_and_calls(self) -> list[bytes]:
+        """Reasoning as DeepSeek tells it, and parallel calls whose arguments come in turns."""
+        calls = self.script.number("tools")
+        events: list[dict[str, Any]] = []
+        if "thought" in self.script.values:
+            events.append({"reasoning_content": self.script.text("thought")})
+        for index in range(calls):
+            function: dict[str, Any] = {"name": f"tool_{index}", "arguments": ""}
+            call = {"index": index, "id": f"call_{index}", "type": "function", "function": function}
+            events.append({"tool_calls": [call]})
+        for piece in ('{"place":', ' "%d"}'):
+            for index in range(calls):
+                text = piece % index if "%" in piece else piece
+                events.append({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+        return [
+            self.event({**self.head(), "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+            for delta in events
+        ]
+
     def head(self) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         head = {"id": "chatcmpl-scripted", "object": kind, "created": 1_700_000_000, "model": self.model}
@@ -161,7 +189,19 @@ def whole_answer(script: Script, body: dict[str, Any], path: str) -> bytes:
     choices = []
     for index in range(int(body.get("n") or 1)):
         choice: dict[str, Any] = {"index": index, "finish_reason": script.text("finish", "stop")}
-        choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if script.number("tools"):
+            message["tool_calls"] = [
+                {
+                    "id": f"call_{i}",
+                    "type": "function",
+                    "function": {"name": f"tool_{i}", "arguments": f'{{"place": "{i}"}}'},
+                }
+                for i in range(script.number("tools"))
+            ]
+        if "thought" in script.values:
+            message["reasoning_content"] = script.text("thought")
+        choice |= {"message": message} if chat else {"text": text}
         choices.append(choice)
     answer: dict[str, Any] = {
         "id": "chatcmpl-scripted",
@@ -221,6 +261,11 @@ class Connection(asyncio.Protocol):
             self.reply(200, b"{}")
         elif path == "/health":
             self.reply(200, b"{}")
+        elif path.endswith("/embeddings"):
+            self.embed(path, head, body)
+        elif path.endswith("/tokenize"):
+            self.book.entries.append(Entry(path, {}, json.loads(body)))
+            self.reply(200, b'{"count":17,"max_model_len":100,"tokens":[]}')
         elif method == "GET":
             self.reply(200, b'{"object":"list","data":[]}')
         elif path.endswith("/cancel"):
@@ -228,13 +273,26 @@ class Connection(asyncio.Protocol):
         else:
             await self.complete(path, head, body)
 
+    def embed(self, path: str, head: bytes, body: bytes) -> None:
+        """Two numbers for each text, in the form that was asked for."""
+        parsed = json.loads(body)
+        self.book.entries.append(Entry(path, {}, parsed))
+        texts = parsed["input"] if isinstance(parsed["input"], list) else [parsed["input"]]
+        values: Any = [0.5, -0.25]
+        if parsed.get("encoding_format") == "base64":
+            values = "AAAAPwAAgL4="
+        data = [{"object": "embedding", "index": index, "embedding": values} for index in range(len(texts))]
+        usage = {"prompt_tokens": 8, "total_tokens": 8}
+        answer = {"object": "list", "data": data, "model": parsed["model"], "usage": usage}
+        self.reply(200, json.dumps(answer).encode())
+
     async def complete(self, path: str, head: bytes, body: bytes) -> None:
         try:
             parsed = json.loads(body)
         except ValueError:
             self.reply(400, b'{"error":{"message":"no JSON","type":"invalid_request_error","param":null,"code":null}}')
             return
-        found = _SCRIPT.search(head) or _USER.search(body)
+        found = _SCRIPT.search(head) or _INLINE.search(body) or _USER.search(body)
         script = Script.parse(found[1].decode() if found else "")
         lines = head.decode("latin-1").split("\r\n")[1:]
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines) if name}
@@ -249,6 +307,10 @@ class Connection(asyncio.Protocol):
             entry.ended = "refused"
             self.refuse(script)
             return
+        answers = ANSWERS.get(self.book.kind)
+        if answers is not None:
+            await self.speak(answers(script, parsed, path), entry)
+            return
         streamed = bool(parsed.get("stream"))
         if script.text("mode") == "sse" or (streamed and script.text("mode") != "json"):
             await self.stream(Stream(script, parsed, path), entry)
@@ -256,6 +318,14 @@ class Connection(asyncio.Protocol):
             entry.output_sent = script.number("output", 5)
             self.reply(200, whole_answer(script, parsed, path))
             entry.ended = "finished"
+
+    async def speak(self, answers: Answers, entry: Entry) -> None:
+        """Another dialect than OpenAI's."""
+        if answers.streamed and answers.script.text("mode") != "json":
+            await self.stream(answers, entry)
+            return
+        self.reply(200, answers.whole())
+        entry.ended = "finished"
 
     def refuses(self, script: Script) -> bool:
         if "status" in script.values:
@@ -279,7 +349,9 @@ class Connection(asyncio.Protocol):
             if name in script.values:
                 extra += f"{name.replace('_', '-')}: {script.text(name)}\r\n"
         extra += f"x-secret-header: {script.text('quote')}\r\n"
-        self.reply(script.number("status"), json.dumps({"error": error}).encode(), extra)
+        answers = ANSWERS.get(self.book.kind)
+        body = {"error": error} if answers is None else answers.refusal(script)
+        self.reply(script.number("status"), json.dumps(body).encode(), extra)
 
     def cancel(self, request_id: str) -> None:
         """As the engine does: ends the request and says what it used."""
@@ -293,7 +365,7 @@ class Connection(asyncio.Protocol):
         usage = usage_of(script, script.number("cancelled_output", 2))
         self.reply(200, json.dumps({"id": request_id, "usage": usage}).encode())
 
-    async def stream(self, stream: Stream, entry: Entry) -> None:
+    async def stream(self, stream: Stream | Answers, entry: Entry) -> None:
         script, transport = stream.script, self.transport
         assert transport is not None
         newline = NEWLINES[script.text("newline", "lf")]
@@ -317,8 +389,7 @@ class Connection(asyncio.Protocol):
                 entry.ended = "stalled"
                 await asyncio.sleep(3600)
             if place == script.number("error", -1):
-                quoted = {"message": f"scripted in-band {script.text('quote')}", "type": "server_error", "code": None}
-                out += b"data: " + json.dumps({"error": quoted}).encode() + newline * 2
+                out += stream.failure() + newline * 2
                 break
             out += event + newline * 2
             entry.output_sent += 1
@@ -326,7 +397,7 @@ class Connection(asyncio.Protocol):
                 await self.flush(out, script)
                 await asyncio.sleep(gap_s)
         else:
-            if script.number("done", 1) and events:
+            if script.number("done", 1) and events and isinstance(stream, Stream):
                 out += b"data: [DONE]" + newline * 2
             if not script.number("final_newline", 1):
                 del out[len(out.rstrip(b"\r\n")) :]
@@ -353,6 +424,23 @@ class Connection(asyncio.Protocol):
         self.transport.write(head.encode("latin-1") + body)
 
 
+class Answers(Protocol):
+    """What a provider of another dialect says: `whole`, or the events of a stream without their ends."""
+
+    script: Script
+    streamed: bool
+
+    def __init__(self, script: Script, body: dict[str, Any], path: str) -> None: ...
+    def whole(self) -> bytes: ...
+    def events(self) -> list[bytes]: ...
+    def failure(self) -> bytes: ...
+    @staticmethod
+    def refusal(script: Script) -> dict[str, Any]: ...
+
+
+ANSWERS: dict[str, type[Answers]] = {}
+
+
 async def serve(port: int, kind: str, port_file: str | None) -> None:
     book = Book(kind)
     server = await asyncio.get_running_loop().create_server(lambda: Connection(book), "127.0.0.1", port)
@@ -367,9 +455,13 @@ async def serve(port: int, kind: str, port_file: str | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A scripted OpenAI-compatible provider.")
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--kind", choices=("openai", "engine"), default="openai")
+    parser.add_argument("--kind", choices=("openai", "engine", "anthropic", "gemini"), default="openai")
     parser.add_argument("--port-file")
     options = parser.parse_args()
+    from tests.scripted_anthropic import AnthropicAnswers
+    from tests.scripted_gemini import GeminiAnswers
+
+    ANSWERS.update({"anthropic": AnthropicAnswers, "gemini": GeminiAnswers})
     try:
         import uvloop
 

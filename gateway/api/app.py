@@ -19,9 +19,12 @@ from gateway.admin.routes import admin_router
 from gateway.api.asgi import Receive, Scope, Send, send_error
 from gateway.api.chat import ChatCompletions
 from gateway.api.completions import Completions
+from gateway.api.embeddings import Embeddings
 from gateway.api.exchange import Exchange
 from gateway.api.health import Health
 from gateway.api.lookups import KeyLookup, ModelLookup
+from gateway.api.messages import CountTokens, Messages
+from gateway.api.responses import Responses
 from gateway.api.surface import Surface
 from gateway.ids import new_request_id
 from gateway.services import Services
@@ -32,6 +35,10 @@ Part = Literal["all", "callers", "operators"]
 SURFACES: Final[dict[str, Surface]] = {
     "/v1/chat/completions": ChatCompletions(),
     "/v1/completions": Completions(),
+    "/v1/embeddings": Embeddings(),
+    "/v1/messages": Messages(),
+    "/v1/messages/count_tokens": CountTokens(),
+    "/v1/responses": Responses(),
 }
 """Every route that can cost money, with its surface. All of them run as an `Exchange`: there is no other way in."""
 

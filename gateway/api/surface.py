@@ -120,9 +120,13 @@ def read_count(fields: Mapping[str, Raw], name: str, *, least: int, most: int | 
     return value
 
 
+def read_streamed(fields: Mapping[str, Raw]) -> bool:
+    return bool(_typed(fields, "stream", _boolean, "a boolean")) if "stream" in fields else False
+
+
 def read_stream(fields: Mapping[str, Raw]) -> tuple[bool, bool]:
     """Whether the answer is streamed, and whether its usage is wanted."""
-    streamed = bool(_typed(fields, "stream", _boolean, "a boolean")) if "stream" in fields else False
+    streamed = read_streamed(fields)
     if "stream_options" not in fields:
         return streamed, False
     options = _typed(fields, "stream_options", _stream_options, "an object whose 'include_usage' is a boolean")

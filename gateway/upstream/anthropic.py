@@ -62,6 +62,7 @@ class _Usage(Struct):
     server_tool_use: _Tools | None = None
     output_tokens_details: _Details | None = None
     service_tier: str | None = None
+    metergate_partial: bool = False
 
 
 _usage = msgspec.json.Decoder(_Usage)
@@ -84,6 +85,8 @@ def from_anthropic(raw: bytes) -> Usage | None:
     hour = counts.take("ephemeral_1h_input_tokens", parts.ephemeral_1h_input_tokens)
     written = max(written, hour + counts.take("ephemeral_5m_input_tokens", parts.ephemeral_5m_input_tokens))
     thinking = said.output_tokens_details.thinking_tokens if said.output_tokens_details is not None else None
+    if said.metergate_partial:
+        counts.flaw = counts.flaw or "the stream ended before its output was counted"
     searches = said.server_tool_use.web_search_requests if said.server_tool_use is not None else None
     return Usage(
         input=counts.take("input_tokens", said.input_tokens),
@@ -106,6 +109,14 @@ def merge_usage(old: bytes | None, new: bytes) -> bytes:
     except (msgspec.DecodeError, RecursionError) as error:
         raise StreamBroken("a usage that is no object") from error
     return encode(fields)
+
+
+def partial_usage(begun: bytes | None, output_tokens: int) -> bytes | None:
+    """What `message_start` said, with an estimate in place of its output count, which is a placeholder; flagged as such."""
+    if begun is None:
+        return None
+    estimate = {"output_tokens": Raw(str(output_tokens).encode()), "metergate_partial": Raw(b"true")}
+    return encode({**_fields.decode(begun), **estimate})
 
 
 class _Tool(Struct):
@@ -188,7 +199,7 @@ class AnthropicAdapter(OpenAIAdapter):
         return Outgoing(route.provider.url(path), self.headers(route.provider, request_id), body)
 
     def scanner(self, call: Call) -> Scanner:
-        return PassingScanner(merge_usage) if call.dialect == self.native else ChatScanner()
+        return PassingScanner(merge_usage, partial_usage) if call.dialect == self.native else ChatScanner()
 
     def usage(self, raw: bytes) -> Usage | None:
         return from_anthropic(raw)
@@ -349,6 +360,12 @@ class ChatScanner(EventScanner):
         super().__init__()
         self._calls: dict[int, int] = {}
         self._thought: list[str] = []
+        self._reported: bytes | None = None
+        self._counted = False
+
+    @property
+    def usage(self) -> bytes | None:
+        return self._reported if self._counted else partial_usage(self._reported, self.output_tokens())
 
     def take(self, data: bytes) -> bytes:
         try:
@@ -364,6 +381,7 @@ class ChatScanner(EventScanner):
             return self._delta(event.index, event.delta)
         elif event.type == "message_delta":
             self._count(event.usage)
+            self._counted = self._counted or given(event.usage)
             if event.delta is not None and event.delta.stop_reason is not None:
                 self.finished = True
                 return self.writer.write({}, finish=TO_FINISH.get(event.delta.stop_reason, "stop"))
@@ -375,8 +393,8 @@ class ChatScanner(EventScanner):
 
     def _count(self, usage: Raw) -> None:
         if given(usage):
-            self.usage = merge_usage(self.usage, bytes(usage))
-            self.service_tier = tier_in(self.usage)
+            self._reported = merge_usage(self._reported, bytes(usage))
+            self.service_tier = tier_in(self._reported)
 
     def _begin(self, index: int, block: _Block) -> bytes:
         if block.type == "tool_use":

@@ -87,6 +87,11 @@ class Adapter(Protocol):
 
     @property
     def fixed_headers(self) -> dict[str, str]: ...
+    @property
+    def counter(self) -> Adapter:
+        """What counts the tokens of a prompt at the same provider."""
+        ...
+
     def credentials(self, secret: str) -> dict[str, str]: ...
     def check_surface(self, call: Call, route: Route) -> None:
         """Raises `ApiError` 400 when this kind of provider has no counterpart of the caller's endpoint."""

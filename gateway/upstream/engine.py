@@ -8,25 +8,36 @@ import msgspec
 from msgspec import Raw
 
 from billing.usage import Usage
+from gateway.dialects.reading import encode
 from gateway.sse import NULL, given
+from gateway.upstream.base import Adapter, Answer, BadAnswer, Call, Outgoing
 from gateway.upstream.errors import TransportError
 from gateway.upstream.openai import OpenAIAdapter
 from gateway.upstream.usage import from_openai
 
 if TYPE_CHECKING:
-    from gateway.routing.routes import Provider
+    from gateway.routing.routes import Provider, Route
 
 
 class _Cancelled(msgspec.Struct):
     usage: Raw = NULL
 
 
+class _Counted(msgspec.Struct):
+    count: int
+
+
+_counted = msgspec.json.Decoder(_Counted)
 _cancelled = msgspec.json.Decoder(_Cancelled)
 
 
 class EngineAdapter(OpenAIAdapter):
     kind = "engine"
     root_suffix = "/v1"
+
+    @property
+    def counter(self) -> Adapter:
+        return EngineCounter()
 
     async def cancel(self, provider: Provider, request_id: str) -> Usage | None:
         """Frees the request's pages at once. None when the engine no longer knows the request, or is gone."""
@@ -41,3 +52,21 @@ class EngineAdapter(OpenAIAdapter):
         except (TransportError, msgspec.DecodeError):
             return None
         return from_openai(bytes(answer.usage)) if given(answer.usage) else None
+
+
+class EngineCounter(EngineAdapter):
+    """Counts a prompt by the engine's own tokenizer and template (`/tokenize`, as vLLM has it)."""
+
+    surfaces = frozenset({"count_tokens"})
+
+    def prepare(self, call: Call, route: Route, *, request_id: str, output_cap: int | None, team_id: str) -> Outgoing:
+        fields = {name: call.fields[name] for name in ("messages", "tools") if name in call.fields}
+        url = route.provider.url("/tokenize").removesuffix("/v1/tokenize") + "/tokenize"
+        body = encode({"model": route.model, **fields})
+        return Outgoing(url, self.headers(route.provider, request_id), body)
+
+    def read_answer(self, call: Call, content_type: str, body: bytes) -> Answer:
+        try:
+            return Answer(encode({"input_tokens": _counted.decode(body).count}), Usage(), "default", 0)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise BadAnswer("the engine's answer counts no tokens") from error

@@ -95,7 +95,6 @@ class EventScanner:
         self.events = 0
         self.text_bytes = 0
         """Bytes of what was generated: text, reasoning, arguments."""
-        self.usage: bytes | None = None
         self.service_tier: str | None = None
         self.error: bytes | None = None
         self.tail = b""
@@ -103,6 +102,11 @@ class EventScanner:
         self.finished = False
         self.truncated = False
         self.size = 0
+
+    @property
+    def usage(self) -> bytes | None:
+        """The last usage that was reported, in the provider's own form."""
+        raise NotImplementedError
 
     def take(self, data: bytes) -> bytes:
         """Raises `StreamBroken` for what is no event of the dialect."""

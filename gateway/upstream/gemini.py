@@ -292,6 +292,11 @@ class ChatScanner(EventScanner):
         self._choices = choices
         self._calls: dict[int, int] = {}
         self._reasons: dict[int, str] = {}
+        self._reported: bytes | None = None
+
+    @property
+    def usage(self) -> bytes | None:
+        return self._reported
 
     def take(self, data: bytes) -> bytes:
         try:
@@ -304,7 +309,7 @@ class ChatScanner(EventScanner):
         self.writer.id = self.writer.id or said.responseId
         self.writer.model = self.writer.model or said.modelVersion
         if given(said.usageMetadata) and from_gemini(bytes(said.usageMetadata)) is not None:
-            self.usage = bytes(said.usageMetadata)
+            self._reported = bytes(said.usageMetadata)
         blocked = said.promptFeedback is not None and said.promptFeedback.blockReason is not None
         candidates = said.candidates or ([_Candidate(finishReason="SAFETY")] if blocked else [])
         return b"".join(self._candidate(each) for each in candidates)

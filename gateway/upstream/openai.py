@@ -12,7 +12,7 @@ from gateway import errors
 from gateway.errors import ApiError
 from gateway.sse import NULL, StreamScanner, given
 from gateway.upstream import policy, reshape
-from gateway.upstream.base import Answer, BadAnswer, Call, Failure, Outgoing
+from gateway.upstream.base import Adapter, Answer, BadAnswer, Call, Failure, Outgoing
 from gateway.upstream.redact import ProviderError, read_error, read_error_object, redact
 from gateway.upstream.usage import from_openai
 
@@ -61,6 +61,10 @@ class OpenAIAdapter:
     @property
     def fixed_headers(self) -> dict[str, str]:
         return {}
+
+    @property
+    def counter(self) -> Adapter:
+        return self
 
     def check_surface(self, call: Call, route: Route) -> None:
         """Raises `ApiError` 400 when this kind of provider has no counterpart of the caller's endpoint."""

@@ -6,7 +6,7 @@ That one says the usage, and gets the cost put in; it and `message_stop` wait un
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw, Struct
@@ -39,25 +39,38 @@ _event = msgspec.json.Decoder(_Event)
 _tier = msgspec.json.Decoder(_Tier)
 _fields = msgspec.json.Decoder(dict[str, Any])
 
+DELTA_FRAME: Final = 110
+"""About how many bytes of a delta's event are not its text."""
+Partial = Callable[[bytes | None, int], bytes | None]
 Merge = Callable[[bytes | None, bytes], bytes]
 
 
 class PassingScanner(EventScanner):
-    def __init__(self, merge: Merge) -> None:
+    def __init__(self, merge: Merge, partial: Partial) -> None:
         super().__init__()
         self._merge = merge
+        self._partial = partial
+        self._reported: bytes | None = None
+        self._counted = False
         self._held: bytes | None = None
+
+    @property
+    def usage(self) -> bytes | None:
+        return self._reported if self._counted else self._partial(self._reported, self.output_tokens())
 
     def _block(self, block: bytes) -> bytes:
         self.size += len(block)
         out: list[bytes] = []
         for event in split_events(block):
-            self.events += 1
-            self.text_bytes += max(0, len(event) - 110)  # what frames a delta is about so long
+            if b"content_block_delta" in event:
+                self.events += 1
+                self.text_bytes += max(0, len(event) - DELTA_FRAME)
             if any(mark in event for mark in _MARKS):
                 out.append(self._marked(event))
                 if self.done:
                     break
+            elif b'"ping"' in event:
+                out.append(event + b"\n\n")
             else:
                 out.append(self._released() + event + b"\n\n")
         return b"".join(out)
@@ -81,15 +94,16 @@ class PassingScanner(EventScanner):
         elif parsed.type == "message_delta":
             released, self._held = self._released(), event
             self._count(parsed.usage)
+            self._counted = self._counted or given(parsed.usage)
             self.finished = True
             return released
         return self._released() + event + b"\n\n"
 
     def _count(self, usage: Raw) -> None:
         if given(usage):
-            self.usage = self._merge(self.usage, bytes(usage))
+            self._reported = self._merge(self._reported, bytes(usage))
             try:
-                self.service_tier = _tier.decode(self.usage).service_tier
+                self.service_tier = _tier.decode(self._reported).service_tier
             except msgspec.DecodeError as error:
                 raise StreamBroken("a usage whose tier is no text") from error
 

@@ -116,6 +116,10 @@ class TranslatedAdapter:
         self._inner = inner
         self._dialect = dialect
 
+    @property
+    def counter(self) -> Adapter:
+        return TranslatedAdapter(self._inner.counter, self._dialect)
+
     def credentials(self, secret: str) -> dict[str, str]:
         return self._inner.credentials(secret)
 
