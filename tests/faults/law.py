@@ -31,7 +31,8 @@ def violations(database: BooksDatabase, witnesses: list[Witness]) -> list[str]:
     """Every way in which the books differ from what was witnessed; empty when the law holds.
 
     Every opened request has exactly one row; every closed one is `completed` with its own figures; a row that nobody witnessed
-    is at most the one request that each killed writer had journalled and not yet spoken of; the rollups are the rows' sums.
+    is at most the one request that each killed writer had journalled and not yet spoken of; the rollups are the rows' sums, and
+    the wallets' debits and running balances are what the rows settled.
     """
     found: list[str] = []
     rows: dict[str, tuple[str, int]] = {}
@@ -57,9 +58,23 @@ def violations(database: BooksDatabase, witnesses: list[Witness]) -> list[str]:
     rolled = database.rows("SELECT coalesce(sum(requests), 0), coalesce(sum(output), 0) FROM rollup_traffic")
     if sums != [tuple(map(int, each)) for each in rolled]:
         found.append(f"the rows add up to {sums}, the rollups to {rolled}")
+    settled = _total(database, "SELECT -coalesce(sum(settled_nano), 0) FROM usage")
+    for derived in (
+        "amount_nano) FROM wallet_entries",
+        "balance_nano) FROM wallets",
+        "-settled_nano) FROM rollup_traffic",
+    ):
+        total = _total(database, f"SELECT sum({derived}")
+        if total != settled:
+            found.append(f"the rows settled {-settled} nano, but sum({derived} is {total}")
     attempts = database.rows("SELECT count(*), count(DISTINCT usage_id) FROM attempts")
     if attempts != [(len(rows), len(rows))]:
         found.append(f"{len(rows)} rows have {attempts} attempts")
     if database.count("metering_dead_letters"):
         found.append("something was set aside")
     return found
+
+
+def _total(database: BooksDatabase, query: str) -> int:
+    ((total,),) = database.rows(query)
+    return int(total or 0)
