@@ -112,7 +112,7 @@ def main() -> None:
     disk.mkdir()
     (folder / "runtime").mkdir(mode=0o700)
     os.environ.setdefault("XDG_RUNTIME_DIR", str(folder / "runtime"))
-    mount = ["mount", "-t", "tmpfs", "-o", "size=128m", "tmpfs", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=400m", "tmpfs", str(disk)]
     small = os.geteuid() == 0 and subprocess.run(mount, check=False).returncode == 0
     provider, database, valkey = Provider(), OwnPostgresql(folder / "postgresql"), ValkeyServer(folder)
     valkey.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 GC_YOUNG: Final = 20_000
 """A request makes a few hundred objects that all die by reference count; only cycles need the collector. The default of 700
 would look for them on every second request; what lives from the start is frozen out of its sight."""
+SWITCH_S: Final = 0.0005
+"""How long a request may wait for the recorder's thread to let go of the interpreter (docs/decisions/0003-recorder-thread.md)."""
 SETTLE_S: Final = 5.0
 
 
@@ -72,6 +75,7 @@ class Services:
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_YOUNG, 20, 50)
+        sys.setswitchinterval(SWITCH_S)
 
     def drain(self) -> None:
         """No longer ready, and new requests are refused; running ones go on."""

@@ -96,8 +96,9 @@ class Shipper:
         ready: list[_Ready] = []
         paired = [item for item in items if isinstance(item, Paired)]
         books = await self._books_for(paired)
+        beyond = _beyond(books, paired)
         for item in paired:
-            made = _rated(books, item)
+            made = _rated(books, item, beyond)
             if isinstance(made, UsageRecord):
                 ready.append(_Ready(item, made))
             else:
@@ -143,7 +144,8 @@ class Shipper:
         item = one.request()
         if item is None:
             return False
-        made = _rated(await self._books_for([item]), item)
+        books = await self._books_for([item])
+        made = _rated(books, item, _beyond(books, [item]))
         if not isinstance(made, UsageRecord):
             return False
         guilty: list[DeadLetter] = []
@@ -156,7 +158,7 @@ class Shipper:
     async def _books_for(self, items: Sequence[Paired]) -> Books:
         """Books that hold everything the items pin, read again when they pin something newer."""
         books = self._books
-        if books is None or any(_behind(books, item.opened[0].pins) for item in items):
+        if books is None or _beyond(books, items):
             books = self._books = await self._guarded(self._load)
         return books
 
@@ -283,18 +285,22 @@ def count(metrics: Metrics, rows: Sequence[UsageRecord]) -> None:
         metrics.paid(name, currency, nano)
 
 
-def _behind(books: Books, pins: Pins) -> bool:
+def _beyond(books: Books, items: Sequence[Paired]) -> set[Pins]:
+    """The pins among the items' that name something newer than these books hold."""
     own = books.pins()
-    return pins.book > own.book or pins.rates > own.rates or pins.terms > own.terms or pins.sell > own.sell
+    return {
+        pins
+        for pins in {item.opened[0].pins for item in items}
+        if pins.book > own.book or pins.rates > own.rates or pins.terms > own.terms or pins.sell > own.sell
+    }
 
 
-def _rated(books: Books, item: Paired) -> UsageRecord | str:
+def _rated(books: Books, item: Paired, beyond: set[Pins]) -> UsageRecord | str:
     """The row, or why there is none."""
-    pins = item.opened[0].pins
-    if _behind(books, pins):
+    if beyond and (pins := item.opened[0].pins) in beyond:
         return (
-            f"opened with price book {pins.book}, rates {pins.rates}, terms {pins.terms}, sell {pins.sell}, but the database "
-            f"ends at {books.pins()}: was an older copy restored? Post what is missing, then replay the dead letters"
+            f"opened with price book {pins.book}, rates {pins.rates}, terms {pins.terms}, sell prices {pins.sell}, but the "
+            f"database ends at {books.pins()}: was an older copy restored? Post what is missing, then replay the dead letters"
         )
     try:
         return usage_record(books, item.opened, item.closed)
