@@ -27,9 +27,9 @@ async def balances_of(connection: AsyncConnection, team: TeamRow, start_us: int,
         (entries.kind.in_(TOP_UPS), "top_ups"),
         (entries.kind == "usage", "usage"),
         else_="other",
-    )
+    ).label("part")
     query = (
-        select(group.label("part"), func.sum(entries.amount_nano).label("nano"))
+        select(group, func.sum(entries.amount_nano).label("nano"))
         .where(entries.team_id == team.id, entries.currency == team.settlement_currency, moment < end_us)
         .group_by(group)
     )

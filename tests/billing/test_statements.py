@@ -24,10 +24,12 @@ from billing.statements import (
     issue_statement,
     list_statements,
     month_bounds,
+    month_of,
 )
 from billing.teams import create_team, update_team
-from billing.times import DAY_US, format_time, now_us
+from billing.times import DAY_US, now_us
 from billing.usage import Usage
+from billing.wallet_credits import adjust, top_up
 from billing.watermarks import raise_watermark
 from tests.billing.helpers import at
 from tests.billing.world import ROUTES, World, make_world, request, settle_one_to_one
@@ -217,8 +219,7 @@ async def test_numbers_have_no_gap_and_hashes_chain_over_all_teams(world: World)
 
 
 async def test_a_running_month_can_be_drafted_and_not_issued(world: World) -> None:
-    start_us, end_us = month_bounds(format_time(now_us())[:7], "Asia/Shanghai")
-    month = format_time((start_us + end_us) // 2)[:7]
+    month = month_of(now_us(), "Asia/Shanghai")
     draft = await world.draft(month)
     assert (await world.draft(month)).id == draft.id, "made again, not twice"
     async with world.engine.begin() as connection:
@@ -273,6 +274,33 @@ async def test_usage_without_a_price_is_shown_and_never_counted_as_zero(world: W
     assert document.totals.unpriced_quantity == 7
 
 
+async def test_the_wallet_over_the_month_stands_beside_the_lines(both: World) -> None:
+    await both.use("deepseek-chat", Usage(output=MILLION), "2026-09-10T12:00:00Z")
+    async with both.engine.begin() as connection:
+        common = {"team_id": both.team.id, "actor": "test"}
+        await top_up(connection, **common, external_id="p1", amount="100", currency="CNY", method="bank")
+        await adjust(connection, **common, amount="-1", reason="fee")
+    first = (await both.issue("2026-09")).document.balances
+    assert [
+        view and view.amount for view in (first.opening, first.top_ups, first.usage, first.other, first.closing)
+    ] == [
+        "0",
+        "0",
+        "-0.42",
+        "0",
+        "-0.42",
+    ]
+    month = month_of(now_us(), "Asia/Shanghai")
+    now = (await both.draft(month)).document.balances
+    assert [view and view.amount for view in (now.opening, now.top_ups, now.usage, now.other, now.closing)] == [
+        "-0.42",
+        "100",
+        "0",
+        "-1",
+        "98.58",
+    ]
+
+
 @pytest.mark.parametrize("month", ["2026-13", "2026-1", "1999-12", "november", "2026-11-01", ""])
 def test_a_month_is_a_month(month: str) -> None:
     with pytest.raises(InvalidQuery) as refusal:
@@ -291,7 +319,7 @@ _REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(early=_REQUESTS, late=_REQUESTS)
 async def test_rule_10_rows_equal_rollups_equal_statements_to_the_last_nano(
     database_url: str, early: list[tuple[str, int, int, int]], late: list[tuple[str, int, int, int]]
@@ -326,6 +354,7 @@ async def test_rule_10_rows_equal_rollups_equal_statements_to_the_last_nano(
             assert await broken_links(connection) == []
         total = sum(Money.parse(document.totals.settled.amount, "CNY").nano for document in documents)
         assert total == await world.sum("SELECT sum(settled_nano) FROM usage_lines")
+        assert total == -await world.sum(f"SELECT sum(balance_nano) FROM wallets WHERE team_id = '{world.team.id}'")
     finally:
         await engine.dispose()
 
