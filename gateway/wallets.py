@@ -87,10 +87,10 @@ class WalletKeeper:
         await self._tell()
 
     async def _tell(self) -> None:
-        columns = wallet_events.c
+        columns, below = wallet_events.c, wallets.c.balance_nano < wallets.c.low_balance_nano
         query = select(wallet_events).order_by(columns.id.desc()).limit(LOOK_BACK)
         async with reading(self._database) as connection:
-            low = await connection.scalar(select(func.count()).select_from(wallets).where(wallets.c.is_low.is_(True)))
+            low = await connection.scalar(select(func.count()).select_from(wallets).where(below))
             events = [WalletEvent(**row._mapping) for row in await connection.execute(query)]
         self._metrics.wallets_low.set(low or 0)
         told, self._told = self._told, {event.id for event in events}
