@@ -95,7 +95,7 @@ async def break_even(
     hours = Fraction(end_us - start_us, HOUR_US)
     compute_hours = Fraction(compute_us, HOUR_US)
     elapsed, busy = cost_per_hour.nano * hours, cost_per_hour.nano * compute_hours
-    capacity = total / compute_hours if compute_us else None
+    capacity = Fraction(total * HOUR_US, compute_us) if compute_us else None
     compared = [
         _compare(name, model, cost, total, cost_per_hour, elapsed, capacity)
         for name, model, cost in _upstreams(books, tokens, cost_per_hour.currency, at_us, provider)
@@ -106,15 +106,15 @@ async def break_even(
         cost_per_hour=MoneyView(cost_per_hour.amount, currency),
         hours=_decimal(hours, 2),
         compute_hours=_decimal(compute_hours, 4),
-        utilisation_percent=_decimal(100 * compute_hours / hours, 2),
+        utilisation_percent=_decimal(Fraction(100 * compute_us, end_us - start_us), 2),
         requests=requests,
         tokens={name: count for name, count in tokens.items() if count},
-        tokens_per_hour=int(total / hours),
+        tokens_per_hour=total * HOUR_US // (end_us - start_us),
         capacity_tokens_per_hour=None if capacity is None else int(capacity),
         elapsed_cost=_money(elapsed, currency),
-        elapsed_cost_per_mtok=_money(elapsed * MICRO / total, currency),
+        elapsed_cost_per_mtok=_money(elapsed * Fraction(MICRO, total), currency),
         busy_cost=_money(busy, currency) if compute_us else None,
-        busy_cost_per_mtok=_money(busy * MICRO / total, currency) if compute_us else None,
+        busy_cost_per_mtok=_money(busy * Fraction(MICRO, total), currency) if compute_us else None,
         upstreams=tuple(sorted(compared, key=lambda each: (Fraction(each.cost.amount), each.provider, each.model))),
     )
 
@@ -199,14 +199,18 @@ def _compare(
     elapsed: Fraction,
     capacity: Fraction | None,
 ) -> UpstreamComparison:
-    load = None if cost == 0 else cost_per_hour.nano * tokens / cost
-    percent = None if load is None or capacity is None else _decimal(100 * load / capacity, 2)
+    load = None if cost == 0 else Fraction(cost_per_hour.nano * tokens * cost.denominator, cost.numerator)
+    percent = (
+        None
+        if load is None or capacity is None
+        else _decimal(100 * load * Fraction(capacity.denominator, capacity.numerator), 2)
+    )
     currency = cost_per_hour.currency
     return UpstreamComparison(
         provider=provider,
         model=model,
         cost=_money(cost, currency),
-        cost_per_mtok=_money(cost * MICRO / tokens, currency),
+        cost_per_mtok=_money(cost * Fraction(MICRO, tokens), currency),
         break_even_tokens_per_hour=None if load is None else -(-load.numerator // load.denominator),
         break_even_percent=percent,
         cheaper="engine" if elapsed < cost else "upstream" if cost < elapsed else "equal",
