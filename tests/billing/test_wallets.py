@@ -85,8 +85,11 @@ async def test_rule_09_a_top_up_counts_once_and_another_body_under_its_id_is_a_c
             await pay(database, team.id, **changed)
     with pytest.raises(Conflict, match="another team"):
         await pay(database, other.id)
-    assert await balance(database, team.id) == 100 * YUAN
-    assert await balance(database, other.id) == 0
+    at_once = await asyncio.gather(
+        *(pay(database, each.id, "wire-2", "0.000000001") for each in (team, other)), return_exceptions=True
+    )
+    assert {type(answer) for answer in at_once} == {Entry, Conflict}
+    assert await balance(database, team.id) + await balance(database, other.id) == 100 * YUAN + 1
 
 
 @pytest.mark.parametrize(
