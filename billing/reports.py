@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from sqlalchemy import Row, bindparam, text
+from sqlalchemy import ARRAY, BigInteger, BindParameter, Row, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.columns import Int64
@@ -157,12 +157,9 @@ async def _fetch(
     after: tuple[Any, ...] | None,
     limit: int,
 ) -> Sequence[Row[Any]]:
-    """Rows per (span, group, currencies) in order. Each span is one range of the rollup's key."""
+    """Rows per (span, group, currencies) in order."""
     parameters: dict[str, Any] = {"row_limit": limit}
-    values = []
-    for at, (start, end) in enumerate(spans):
-        values.append(f"(CAST(:s{at} AS BIGINT), CAST(:e{at} AS BIGINT))")
-        parameters[f"s{at}"], parameters[f"e{at}"] = start, end
+    source, typed = _source(connection.dialect.name, spans, parameters)
     groups = ", ".join(("span_start", *(f"r.{name}" for name in window.columns)))
     where = []
     for name in ("team_id", "key_id", "model", "provider"):
@@ -176,16 +173,39 @@ async def _fetch(
     currencies = ", ".join(f"r.{name}" for name in _CURRENCIES)
     sums = ", ".join(f"SUM(r.{name}) AS {name}" for name in _COUNTS)
     statement = f"""
-        WITH spans (span_start, span_end) AS (VALUES {", ".join(values)})
         SELECT {groups}, {currencies}, {sums}
-        FROM spans JOIN rollup_traffic AS r ON r.bucket_us >= span_start AND r.bucket_us < span_end
+        FROM {source}
         {"WHERE " + " AND ".join(where) if where else ""}
         GROUP BY {groups}, {currencies} ORDER BY {groups}, {currencies} LIMIT :row_limit
     """
     query = text(statement).bindparams(
-        *(bindparam(name, type_=Int64) for name, value in parameters.items() if isinstance(value, int))
+        *typed, *(bindparam(name, type_=Int64) for name, value in parameters.items() if isinstance(value, int))
     )
     return (await connection.execute(query, parameters)).all()
+
+
+def _source(
+    dialect: str, spans: list[tuple[int, int]], parameters: dict[str, Any]
+) -> tuple[str, list[BindParameter[Any]]]:
+    """`rollup_traffic AS r` over these spans, which follow each other without a gap, with each row's `span_start`.
+
+    SQLite walks one range of the rollup's key per span. PostgreSQL reads one range and finds each row's span in a sorted array.
+    """
+    if dialect == "postgresql":
+        parameters |= {"starts": [start for start, _ in spans], "first": spans[0][0], "last": spans[-1][1]}
+        starts = "CAST(:starts AS BIGINT[])"
+        source = f"""(
+            SELECT ({starts})[width_bucket(bucket_us, {starts})] AS span_start, * FROM rollup_traffic
+            WHERE bucket_us >= :first AND bucket_us < :last
+        ) AS r"""
+        return source, [bindparam("starts", type_=ARRAY(BigInteger))]
+    values = []
+    for at, (start, end) in enumerate(spans):
+        values.append(f"(CAST(:s{at} AS BIGINT), CAST(:e{at} AS BIGINT))")
+        parameters[f"s{at}"], parameters[f"e{at}"] = start, end
+    source = f"""(SELECT column1 AS span_start, column2 AS span_end FROM (VALUES {", ".join(values)})) AS spans
+        JOIN rollup_traffic AS r ON r.bucket_us >= span_start AND r.bucket_us < span_end"""
+    return source, []
 
 
 def _buckets(
