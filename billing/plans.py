@@ -79,81 +79,65 @@ class Plans:
 
     def rate(self, books: Books, pins: Pins, at_us: int, payer: Payer, attempt: AttemptUsage) -> Rated | None:
         """A request of one attempt, which is charged; None: rate it the long way. `books` are those of `__init__`."""
-        usage = attempt.usage
-        total_input = usage.total_input
-        since_us, until_us = self._span
-        if not since_us <= at_us < until_us:
-            since_us = self._enter(at_us)
-        band = bisect_left(self._thresholds, total_input) if self._thresholds else 0
-        price_list, model, tier, processing = (
-            attempt.price_list,
-            attempt.model,
-            attempt.service_tier,
-            attempt.processing,
-        )
-        key = (
-            model,
-            payer.team_id,
-            pins,
-            since_us,
-            band,
-            price_list,
-            attempt.provider,
-            payer.currency,
-            tier,
-            processing,
-        )
-        try:
-            plan = self._plans[key]
-        except KeyError:
-            plan = self._planned(key, _made(books, pins, at_us, payer, attempt, total_input))
+        total_input = attempt.usage.total_input
+        plan = self._plan(books, pins, at_us, payer, attempt, total_input)
         if plan is None:
             return None
         lines: list[RatedLine] = []
         cost_ids: list[int] = []
         listed = settled = policy = reference = cost = 0
-        classes, currency = plan.classes, plan.list_currency
         line_policy: int | None
         line_reference: int | None
-        for token_class, quantity in usage.lines():
+        classes = plan.classes
+        for token_class, quantity in attempt.usage.lines():
             if token_class is TokenClass.REQUEST:
                 continue
             try:
                 each = classes[token_class]
             except KeyError:
                 each = classes[token_class] = _class(books, pins, at_us, payer, attempt, total_input, plan, token_class)
-                currency = plan.list_currency
             if each is None:
                 return None
             price_id, cost_id, of_list, of_settled, of_policy, of_reference, of_cost = each
-            listed += (line_list := _times(quantity, of_list))
+            line_list = _times(quantity, of_list)
             if of_settled is of_list and of_policy is of_list and of_reference is of_list:
                 line_settled = line_policy = line_reference = line_list
             else:
                 line_settled = _times(quantity, of_settled)
                 line_policy = None if of_policy is None else _times(quantity, of_policy)
                 line_reference = None if of_reference is None else _times(quantity, of_reference)
+            listed += line_list
             settled += line_settled
             policy += line_policy or 0
             reference += line_reference or 0
             cost += _times(quantity, of_cost)
-            lines.append(
-                RatedLine(
-                    token_class, quantity, price_id, currency, line_list, line_settled, line_policy, line_reference
-                )
-            )
+            amounts = (line_list, line_settled, line_policy, line_reference)
+            lines.append(RatedLine(token_class, quantity, price_id, plan.list_currency, *amounts))
             cost_ids.append(cost_id)
         if not lines or max(listed, settled, policy, reference, cost) > INT64_MAX:
             return None
-        rates = plan.rates
-        assert rates is not None
-        return self._answer(plan, rates, payer.currency, attempt.sequence, tuple(lines), tuple(cost_ids),
-                            (listed, settled, policy, reference, cost))  # fmt: skip
+        sums = (listed, settled, policy, reference, cost)
+        return self._answer(plan, payer.currency, attempt.sequence, tuple(lines), tuple(cost_ids), sums)
+
+    def _plan(
+        self, books: Books, pins: Pins, at_us: int, payer: Payer, attempt: AttemptUsage, total_input: int
+    ) -> Plan | None:
+        since_us, until_us = self._span
+        if not since_us <= at_us < until_us:
+            since_us = self._enter(at_us)
+        band = bisect_left(self._thresholds, total_input) if self._thresholds else 0
+        key = (
+            attempt.model, payer.team_id, pins, since_us, band, attempt.price_list, attempt.provider, payer.currency,
+            attempt.service_tier, attempt.processing,
+        )  # fmt: skip
+        try:
+            return self._plans[key]
+        except KeyError:
+            return self._planned(key, _made(books, pins, at_us, payer, attempt, total_input))
 
     @staticmethod
     def _answer(
         plan: Plan,
-        rates: RatesUsed,
         currency: str,
         sequence: int,
         lines: tuple[RatedLine, ...],
@@ -161,6 +145,8 @@ class Plans:
         sums: tuple[int, int, int, int, int],
     ) -> Rated | None:
         listed, settled, policy, reference, cost_nano = sums
+        rates = plan.rates
+        assert rates is not None
         rate_ids = plan.rate_ids
         cost = Money(plan.cost_currency, cost_nano)
         margin: Money | None = None
