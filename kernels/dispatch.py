@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 
 TOLERANCE = 2e-5
 """Largest difference from plain torch in the self-test, relative to the largest value."""
+HALF_TOLERANCE = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""The same on a GPU, by the activations' type; its own products in float32 may round to TF32."""
 
 
 def choose_operations(
@@ -27,14 +29,21 @@ def choose_operations(
     max_context: int,
     sizes: tuple[int, int, int],
     bfloat16: bool = False,
-    plain: bool = False,
+    path: str = "auto",
 ) -> Operations:
-    """`sizes` are hidden, intermediate and head_dim; `plain` asks for torch whatever the machine can do.
+    """`sizes` are hidden, intermediate and head_dim. `path`: `auto` (Triton on CUDA, numba on the CPU), `torch` whatever the
+    machine can do, or `triton` also on the CPU, where TRITON_INTERPRET=1 must be set (for tests: it is slow).
 
-    `bfloat16`: weights are stored in it, and activations may be rounded to it where the processor gains by that.
+    `bfloat16`: weights are stored in it, and activations may be rounded to it where the processor gains by that. A path that
+    cannot run, or that computes something else than plain torch here, falls back to plain torch with one log line; `triton`
+    asked for by name raises ValueError instead.
     """
     fallback = TorchOperations(device, dtype, capacity)
-    if device.type != "cpu" or plain:
+    if path == "torch":
+        return fallback
+    if path == "triton" or device.type == "cuda":
+        return _triton_operations(device, dtype, capacity, fallback, asked=path == "triton")
+    if device.type != "cpu":
         return fallback
     try:
         from .cpu.onednn import bfloat16_works
@@ -66,9 +75,45 @@ def choose_operations(
     return operations
 
 
+def _triton_operations(
+    device: torch.device, dtype: torch.dtype, capacity: int, fallback: Operations, *, asked: bool
+) -> Operations:
+    reason = ""
+    try:
+        from .triton.configs import BF16_DOT, interpreted
+        from .triton.operations import TritonOperations
+    except ImportError as error:
+        reason = f"no triton here: {error}"
+    else:
+        if device.type == "cpu" and not interpreted():
+            reason = "on the CPU they need TRITON_INTERPRET=1"
+        elif interpreted() and dtype == torch.bfloat16:
+            reason = BF16_DOT
+        elif interpreted() and device.type != "cpu":
+            reason = "TRITON_INTERPRET is set: unset it to run on the GPU"
+    if not reason:
+        started = time.monotonic()
+        try:
+            difference = self_test(TritonOperations(device, dtype, 16))
+        except Exception as error:  # whatever the compiler or the driver raises: the engine serves without the kernels
+            reason = f"{type(error).__name__}: {error}"
+        else:
+            if difference <= HALF_TOLERANCE[dtype]:
+                logger.info(
+                    "Triton kernels agree with plain torch (%.0e) after %.1f s", difference, time.monotonic() - started
+                )
+                return TritonOperations(device, dtype, capacity)
+            reason = f"they differ from plain torch by {difference:.1e} here"
+    if asked:
+        raise ValueError(f"Triton kernels cannot run: {reason}")
+    logger.warning("Triton kernels are off (%s): plain torch runs instead", reason)
+    return fallback
+
+
 def self_test(operations: Operations) -> float:
     """Runs one small layer on `operations` and on plain torch; the largest difference relative to the largest value."""
-    results = [_small_layer(path) for path in (operations, TorchOperations(torch.device("cpu"), torch.float32, 16))]
+    yardstick = TorchOperations(torch.device("cpu"), torch.float32, 16)
+    results = [_small_layer(path).float().cpu() for path in (operations, yardstick)]
     return float((results[0] - results[1]).abs().max() / results[1].abs().max())
 
 
@@ -79,20 +124,22 @@ def _small_layer(operations: Operations) -> torch.Tensor:
     def noise(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=random)
 
+    example = operations.buffer(1)
+    device, dtype = example.device, example.dtype
     layout = StepLayout(
         query_start=[0, 1, 8],
         context=[20, 7],
-        positions=torch.tensor([19, *range(7)]),
-        slots=torch.tensor([1 * BLOCK + 3, *range(2 * BLOCK, 2 * BLOCK + 7)]),
-        block_tables=torch.tensor([[3, 1], [2, 0]]),
+        positions=torch.tensor([19, *range(7)]).to(device),
+        slots=torch.tensor([1 * BLOCK + 3, *range(2 * BLOCK, 2 * BLOCK + 7)]).to(device),
+        block_tables=torch.tensor([[3, 1], [2, 0]]).to(device),
     )
-    caches = noise(4, 2, BLOCK, 16), noise(4, 2, BLOCK, 16)
+    caches = noise(4, 2, BLOCK, 16).to(device, dtype), noise(4, 2, BLOCK, 16).to(device, dtype)
     qkv_weight, o_weight = operations.pack([stored(noise(128, 64))]), operations.pack([stored(noise(64, 64))])
     up, down = operations.pack([stored(noise(128, 64))]), operations.pack([stored(noise(64, 64))])
     norm, hidden, head = operations.vector(noise(64)), operations.buffer(64), operations.pack([stored(noise(40, 64))])
-    hidden[:8] = noise(8, 64)
+    hidden[:8] = noise(8, 64).to(device, dtype)
     angles = torch.outer(torch.arange(64.0), torch.tensor([1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.001]))
-    tables = angles.cos(), angles.sin()
+    tables = angles.cos().to(device), angles.sin().to(device)
     normed, qkv, attended = operations.buffer(64), operations.buffer(128), operations.buffer(64)
     gate_up, gated = operations.buffer(128), operations.buffer(64)
 

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .config import DEVICES, DTYPES, KV_CACHE_DTYPES, POLICIES, EngineConfig, ServerConfig
+from .config import DEVICES, DTYPES, KERNELS, KV_CACHE_DTYPES, POLICIES, EngineConfig, ServerConfig
 from .errors import EngineError
 
 API_KEY_VARIABLE = "METERGATE_ENGINE_API_KEY"
@@ -107,6 +107,12 @@ def _model_flags(group: argparse._ArgumentGroup, default: dict[str, object]) -> 
     add("--tensor-parallel-size", "-tp", type=int, default=default["tensor_parallel_size"])
     add("--cpu-threads", type=int, help="default: the cores this process may use")
     add("--enforce-eager", action="store_true")
+    add(
+        "--kernels",
+        choices=KERNELS,
+        default=default["kernels"],
+        help="auto takes the fastest that agrees with plain torch",
+    )
     add("--max-logprobs", type=int, default=default["max_logprobs"])
     add("--seed", type=int, help="seeds the seeds of requests that name none")
 

@@ -12,6 +12,7 @@ BLOCK_SIZE = 16
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "fp8")
+KERNELS = ("auto", "torch", "triton")
 POLICIES = ("fcfs", "priority", "shortest")
 
 
@@ -50,6 +51,8 @@ class EngineConfig:
     """Seeds the seeds of requests that name none. None: taken from the system."""
     cpu_threads: int | None = None
     enforce_eager: bool = False
+    kernels: str = "auto"
+    """`auto`: Triton on a GPU, numba on the CPU, plain torch where neither runs; `torch` or `triton`: that path or none."""
     max_logprobs: int = 20
     step_target_ms: int = 100
     """On the CPU a step's token budget adapts to this wall time; 0 keeps `max_num_batched_tokens` fixed."""
@@ -58,6 +61,7 @@ class EngineConfig:
         _one_of("--device", self.device.split(":")[0], DEVICES)
         _one_of("--dtype", self.dtype, DTYPES)
         _one_of("--kv-cache-dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        _one_of("--kernels", self.kernels, KERNELS)
         _one_of("--scheduling-policy", self.scheduling_policy, POLICIES)
         if self.block_size != BLOCK_SIZE:
             raise ConfigError(

@@ -55,15 +55,19 @@ class ModelRunner:
         self.max_model_len = _context(config, model)
         dtype = _dtype(config, model, self.device)
         say("preparing the kernels (the first start on a machine compiles them: about half a minute)")
-        operations = choose_operations(
-            self.device,
-            dtype,
-            threads=threads,
-            capacity=config.max_num_batched_tokens,
-            max_context=self.max_model_len,
-            sizes=(model.hidden_size, model.intermediate_size, model.head_dim),
-            bfloat16=model.dtype == "bfloat16" and config.dtype in ("auto", "bfloat16"),
-        )
+        try:
+            operations = choose_operations(
+                self.device,
+                dtype,
+                threads=threads,
+                capacity=config.max_num_batched_tokens,
+                max_context=self.max_model_len,
+                sizes=(model.hidden_size, model.intermediate_size, model.head_dim),
+                bfloat16=model.dtype == "bfloat16" and config.dtype in ("auto", "bfloat16"),
+                path=config.kernels,
+            )
+        except ValueError as error:
+            raise ConfigError(f"--kernels {config.kernels}: {error}; use --kernels auto") from error
         self._draw = operations.draw
         kv_dtype = _kv_dtype(config, model, operations.dtype, self.device)
         try:

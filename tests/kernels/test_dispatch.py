@@ -16,8 +16,8 @@ from kernels.operations import Matrix, Operations, TorchOperations
 CPU = torch.device("cpu")
 
 
-def chosen(sizes: tuple[int, int, int] = (64, 64, 16), plain: bool = False) -> Operations:
-    return choose_operations(CPU, torch.float32, threads=2, capacity=8, max_context=32, sizes=sizes, plain=plain)
+def chosen(sizes: tuple[int, int, int] = (64, 64, 16), path: str = "auto") -> Operations:
+    return choose_operations(CPU, torch.float32, threads=2, capacity=8, max_context=32, sizes=sizes, path=path)
 
 
 def test_the_cpu_kernels_run_where_they_agree_with_plain_torch(caplog: pytest.LogCaptureFixture) -> None:
@@ -27,7 +27,7 @@ def test_the_cpu_kernels_run_where_they_agree_with_plain_torch(caplog: pytest.Lo
 
 
 def test_plain_torch_runs_when_asked_for_or_when_the_sizes_do_not_fit(caplog: pytest.LogCaptureFixture) -> None:
-    assert isinstance(chosen(plain=True), TorchOperations)
+    assert isinstance(chosen(path="torch"), TorchOperations)
     assert isinstance(chosen(sizes=(24, 64, 8)), TorchOperations)
     assert "multiples of 32" in caplog.text
 
