@@ -117,8 +117,8 @@ class Product:
             trust_env=False,
         )
 
-    def metergate(self, *arguments: str) -> str:
-        """A verb of the command line against this gateway; its standard output."""
+    def metergate(self, *arguments: str, expect: int = 0) -> str:
+        """A verb of the command line against this gateway: its standard output, or its error where it is expected to fail."""
         done = subprocess.run(
             [sys.executable, "-m", "gateway.cli", *arguments],
             cwd=ROOT,
@@ -128,8 +128,8 @@ class Product:
             check=False,
             timeout=60,
         )
-        assert done.returncode == 0, f"metergate {' '.join(arguments)}: {done.stderr}"
-        return done.stdout
+        assert done.returncode == expect, f"metergate {' '.join(arguments)}: {done.returncode} {done.stderr}"
+        return done.stdout if expect == 0 else done.stderr
 
     def descendants(self) -> list[int]:
         """Process ids of everything this product started, directly or through its children."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -170,6 +171,48 @@ def test_usage_show_prints_the_figures_for_people(product: Product, key: str) ->
     text = product.metergate("usage", "show", row["id"])
     for figure in (row["list"], row["policy"], row["settled"]):
         assert f"{figure['amount']} {figure['currency']}" in text
+
+
+def test_the_month_is_stated_and_asked_about_from_the_shell(product: Product, key: str, tmp_path: Path) -> None:
+    row, _ = call(product, key, "prompt=0;output=1000000")
+    team, month = row["team_id"], row["at"][:7]
+    draft = json.loads(product.metergate("statement", "draft", team, month, "--json"))
+    line = next(each for each in draft["document"]["lines"] if each["token_class"] == "output")
+    assert line["quantity"] >= 1_000_000
+    assert line["unit_price"] == {"amount": "0.42", "currency": "USD"}
+    assert line["saving_percent"] == "86.3014"
+    number = str(draft["id"])
+    assert "0.42 USD" in product.metergate("statement", "show", team, number)
+    for form, first in (("csv", "statement,team_id"), ("focus", "BilledCost,"), ("html", "<!doctype html>")):
+        target = tmp_path / f"statement.{form}"
+        product.metergate("statement", "show", team, number, "--format", form, "--output", str(target))
+        assert target.read_text().startswith(first)
+    refused = product.metergate("statement", "issue", team, number, expect=1)
+    assert "can be issued from" in refused
+    assert "journal" in product.metergate("statement", "journals")
+    span = ("--start", f"{month}-01T00:00:00Z", "--end", row["at"][:10] + "T23:59:59Z")
+    terms = ("--base", "USD", "--quote", "CNY", "--rate", "7.3")
+    (other,) = json.loads(product.metergate("usage", "what-if", *span, "--team", team, *terms, "--json"))
+    settled, otherwise = other["actual"]["settled"][0], other["what_if"]["settled"][0]
+    assert Fraction(otherwise["amount"]) == Fraction(settled["amount"]) * Fraction("7.3")
+
+
+def test_a_price_file_is_looked_at_drafted_published_and_explained_from_the_shell(
+    product: Product, tmp_path: Path
+) -> None:
+    file = tmp_path / "prices.csv"
+    file.write_text(
+        "provider,model,token_class,currency,amount,effective_from\n"
+        "deepseek,deepseek-v4,output,USD,0.84,2026-01-01T00:00:00Z\n"
+    )
+    assert "nothing was published" in product.metergate("price", "import", str(file), "--dry-run")
+    draft = json.loads(product.metergate("price", "import", str(file), "--draft", "--json"))
+    assert [each["change"] for each in draft["prices"]] == ["new"]
+    published = json.loads(product.metergate("price", "publish", str(draft["id"]), "--json"))
+    assert "deepseek-v4" in product.metergate("price", "diff", str(published["version"]))
+    why = product.metergate("price", "explain", "deepseek", "deepseek-v4", "output")
+    assert "applies" in why
+    assert "0.84" in why
 
 
 def test_a_wallet_is_filled_and_checked_and_a_row_corrected_from_the_shell(product: Product, key: str) -> None:
