@@ -46,7 +46,7 @@ def test_int8_rounds_by_the_largest_of_each_row() -> None:
 
 def test_awqs_order_of_nibbles_is_that_of_an_independent_decode() -> None:
     packed = awq_pack(torch.arange(8)[None, :])
-    word = packed.item() & 0xFFFFFFFF
+    word = int(packed.item()) & 0xFFFFFFFF
     assert f"{word:08x}" == "75316420"  # written as hex, highest nibble first: columns 7 5 3 1 6 4 2 0
     values = torch.randint(0, 16, (3, 24), generator=torch.Generator().manual_seed(2))
     assert torch.equal(awq_unpack(awq_pack(values)), values.to(torch.int32))
