@@ -66,8 +66,9 @@ class Attempt:
         return self.estimate(0 if scanner is None else scanner.output_tokens()), True
 
     def keep_heard(self, tokenizer: Path) -> None:
-        """Keeps what the provider sends (a bounded part of it), to be counted should no usage come."""
-        self._tokenizer, self._heard = tokenizer, bytearray()
+        """Keeps what the caller is sent (a bounded part of it, where it is chat), to be counted should no usage come."""
+        if self.call.dialect == "openai":
+            self._tokenizer, self._heard = tokenizer, bytearray()
 
     def hear(self, out: bytes) -> None:
         """One read of the stream, as it is passed on."""
@@ -119,8 +120,9 @@ class Attempt:
         if usage is None:
             self.close_partial(CANCELLED, LEFT)
         else:
-            self.outcome(CANCELLED, usage=usage, error=LEFT)
-            self.account.close(CANCELLED, answered=self.sequence, error=LEFT)
+            estimated = usage.flaw is not None
+            self.outcome(CANCELLED, usage=usage, error=LEFT, estimated=estimated)
+            self.account.close(CANCELLED, answered=self.sequence, estimated=estimated, error=LEFT)
         await self.account.settle()
 
     async def _drained(self) -> Usage | None:

@@ -13,7 +13,7 @@ from gateway.routing.routes import Provider, Route
 from gateway.settings import ProviderSettings, RouteSettings, Secret
 from gateway.sse import StreamBroken
 from gateway.upstream.anthropic import AnthropicAdapter, ChatScanner, from_anthropic, merge_usage
-from gateway.upstream.base import Answer, BadAnswer
+from gateway.upstream.base import BadAnswer
 
 KEY = "sk-ant-AbCdEf0123456789xyzW"
 ADAPTER = AnthropicAdapter()
@@ -171,4 +171,4 @@ def test_rule_18_a_stream_cut_into_any_reads_gives_the_same_chunks() -> None:
 def test_the_served_tier_is_told() -> None:
     body = {"id": "m", "content": [], "usage": {"input_tokens": 1, "output_tokens": 1, "service_tier": "priority"}}
     answer = ADAPTER.read_answer(CALL, "application/json", json.dumps(body).encode())
-    assert isinstance(answer, Answer) and answer.service_tier == "priority"
+    assert answer.service_tier == "priority"
