@@ -113,7 +113,7 @@ async def _held(connection: AsyncConnection, team_id: str, months: Sequence[tupl
         rows = (await connection.execute(query)).all()
     except DBAPIError as error:
         if "integer overflow" in str(error.orig):
-            raise AmountOverflow("a sum of the month leaves 64 bits; state it from PostgreSQL") from error
+            raise AmountOverflow("a sum of the month leaves 64 bits") from error
         raise
     return {cell.key: cell for cell in map(_cell, rows) if cell is not None}
 
@@ -134,6 +134,9 @@ def _cell(row: Any) -> Cell | None:
     if row.source_start_us is None:
         return None
     key = CellKey(row.source_start_us, *(getattr(row, name) for name in _KEY))
+    for name in MONEY_SUMS:
+        if abs(getattr(row, name) or 0) > INT64_MAX:
+            raise AmountOverflow(f"{name}: the month's sum for {key.model} {key.token_class} leaves 64 bits")
     return Cell(key, *(None if value is None else int(value) for value in (getattr(row, n) for n in MONEY_SUMS)))  # type: ignore[arg-type]
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import text
+from sqlalchemy import insert, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.database import open_database
-from billing.errors import Conflict, InvalidQuery, NotFound
+from billing.errors import AmountOverflow, Conflict, InvalidQuery, NotFound
 from billing.ledger import record
 from billing.money import NANO, Money, parse_scaled
 from billing.statements import (
@@ -26,8 +27,9 @@ from billing.statements import (
     month_bounds,
     month_of,
 )
+from billing.tables import rollup_money
 from billing.teams import create_team, update_team
-from billing.times import DAY_US, now_us
+from billing.times import DAY_US, QUARTER_US, now_us
 from billing.usage import Usage
 from billing.wallet_credits import adjust, top_up
 from billing.watermarks import raise_watermark
@@ -277,7 +279,7 @@ async def test_usage_without_a_price_is_shown_and_never_counted_as_zero(world: W
 async def test_the_wallet_over_the_month_stands_beside_the_lines(both: World) -> None:
     await both.use("deepseek-chat", Usage(output=MILLION), "2026-09-10T12:00:00Z")
     async with both.engine.begin() as connection:
-        common = {"team_id": both.team.id, "actor": "test"}
+        common: dict[str, Any] = {"team_id": both.team.id, "actor": "test"}
         await top_up(connection, **common, external_id="p1", amount="100", currency="CNY", method="bank")
         await adjust(connection, **common, amount="-1", reason="fee")
     first = (await both.issue("2026-09")).document.balances
@@ -299,6 +301,17 @@ async def test_the_wallet_over_the_month_stands_beside_the_lines(both: World) ->
         "-1",
         "98.58",
     ]
+
+
+async def test_a_month_s_sum_beyond_64_bits_is_an_error_and_never_a_wrap(both: World) -> None:
+    cell: dict[str, object] = dict.fromkeys(("model", "provider", "provider_model", "rate_ids", "list_currency"), "")
+    cell |= {"team_id": both.team.id, "token_class": "output", "settlement_currency": "CNY"}
+    cell |= {"price_row_id": 0, "terms_id": 0, "sell_id": 0, "lines": 1, "quantity": 1, "settled_nano": 2**62}
+    async with both.engine.begin() as connection:
+        rows = [cell | {"bucket_us": at("2026-09-10T12:00:00Z") + QUARTER_US * each} for each in range(2)]
+        await connection.execute(insert(rollup_money), rows)
+    with pytest.raises(AmountOverflow, match="64 bits"):
+        await both.draft("2026-09")
 
 
 @pytest.mark.parametrize("month", ["2026-13", "2026-1", "1999-12", "november", "2026-11-01", ""])
