@@ -14,7 +14,7 @@ from tests.faults.processes import RecorderProcess, Writer, all_shipped
 from tests.gateway.metering.books import BooksDatabase
 from tests.gateway.metering.conftest import eventually
 
-RUNS = 6
+RUNS = 4
 
 
 @pytest.fixture
