@@ -56,14 +56,14 @@ def seconds(run: Callable[[], object], repeats: int = 20) -> float:
     """Median of `repeats` runs on the device's own clock, after three that are not counted."""
     for _ in range(3):
         run()
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         run()
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
+        times.append(float(begin.elapsed_time(end)) / 1e3)
     return statistics.median(times)
 
 
@@ -123,17 +123,20 @@ def products(device: torch.device, measured: dict[str, float]) -> dict[str, Any]
     groups = torch.full((inputs // 128, outputs), 0.01, dtype=torch.bfloat16, device=device)
     stored = {"bf16 (torch)": bf16.nbytes, "int8": int8.nbytes, "fp8": fp8.nbytes, "int4": int4.nbytes}
     results: dict[str, Any] = {}
-    for rows in (1, 16, 64, 256, 2048):
-        x = torch.randn(rows, inputs, dtype=torch.bfloat16, device=device)
-        out = torch.empty(rows, outputs, dtype=torch.bfloat16, device=device)
+
+    def runs_of(x: torch.Tensor, out: torch.Tensor) -> dict[str, Callable[[], object]]:
         x_scales = row_scales(x)
         narrow = to_fp8(x, x_scales[:, None])
-        runs: dict[str, Callable[[], object]] = {
-            "bf16 (torch)": lambda x=x, out=out: torch.mm(x, bf16.t(), out=out),
-            "int8": lambda x=x, out=out: int8_linear(x, int8, int8_scales, out),
-            "fp8": lambda n=narrow, s=x_scales, out=out: fp8_linear(n, s, fp8, channel, out),
-            "int4": lambda x=x, out=out: int4_linear(x, int4, zeros, groups, out),
+        return {
+            "bf16 (torch)": lambda: torch.mm(x, bf16.t(), out=out),
+            "int8": lambda: int8_linear(x, int8, int8_scales, out),
+            "fp8": lambda: fp8_linear(narrow, x_scales, fp8, channel, out),
+            "int4": lambda: int4_linear(x, int4, zeros, groups, out),
         }
+
+    for rows in (1, 16, 64, 256, 2048):
+        x = torch.randn(rows, inputs, dtype=torch.bfloat16, device=device)
+        runs = runs_of(x, torch.empty(rows, outputs, dtype=torch.bfloat16, device=device))
         for name, run in runs.items():
             took = seconds(run)
             rate, flops = stored[name] / took, 2 * rows * outputs * inputs / took

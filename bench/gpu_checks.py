@@ -157,9 +157,13 @@ def _attention(source: Source, width: int) -> Iterator[Verdict]:
         out, scale = source.poison(layout.tokens, 6, size), size**-0.5
         plan = replace(plan_attention(layout, 6, 2, window), splits=splits)
         paged_attention(q, (caches[0], caches[1]), layout.block_tables, plan, scale, out, window=window, softcap=cap)
-        plain = paged_attention_reference(q, *caches, layout, scale, window=window, softcap=cap, wide=source.dtype)
-        doubles = (tensor.double() for tensor in (q, *caches))
-        exact = paged_attention_reference(*doubles, layout, scale, window=window, softcap=cap, wide=torch.float64)
+        keys, values = caches
+        plain = paged_attention_reference(
+            q, keys, values, layout, scale, window=window, softcap=cap, wide=source.dtype
+        )  # fmt: skip
+        exact = paged_attention_reference(
+            q.double(), keys.double(), values.double(), layout, scale, window=window, softcap=cap, wide=torch.float64
+        )  # fmt: skip
         yield verdict(f"attention, {name}", out, plain, exact)
 
 
