@@ -13,14 +13,15 @@ from gateway.dialects import anthropic_from_chat
 from gateway.dialects.anthropic import TO_FINISH
 from gateway.dialects.reading import encode
 from gateway.errors import ApiError, bad_request
-from gateway.sse import NULL, StreamBroken, given
+from gateway.sse import NULL, given
+from gateway.upstream.anthropic_stream import ChatScanner
+from gateway.upstream.anthropic_usage import from_anthropic, tier_in
 from gateway.upstream.base import Answer, BadAnswer, Call, Failure, Outgoing
 from gateway.upstream.chat_answers import whole_chat
-from gateway.upstream.events import EventScanner, Scanner
-from gateway.upstream.openai import OpenAIAdapter, tier_of
+from gateway.upstream.events import Scanner
+from gateway.upstream.openai import OpenAIAdapter
 from gateway.upstream.passing import PassingScanner
 from gateway.upstream.redact import ProviderError, read_error_object, redact
-from gateway.upstream.usage import Counts
 
 if TYPE_CHECKING:
     from gateway.routing.routes import Provider, Route
@@ -40,83 +41,7 @@ REFUSED: Final = {
 TIERS: Final = frozenset({b"null", b'"auto"', b'"standard_only"'})
 
 
-class _Cache(Struct):
-    ephemeral_5m_input_tokens: int | None = None
-    ephemeral_1h_input_tokens: int | None = None
-
-
-class _Tools(Struct):
-    web_search_requests: int | None = None
-
-
-class _Details(Struct):
-    thinking_tokens: int | None = None
-
-
-class _Usage(Struct):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation: _Cache | None = None
-    server_tool_use: _Tools | None = None
-    output_tokens_details: _Details | None = None
-    service_tier: str | None = None
-    metergate_partial: bool = False
-
-
-_usage = msgspec.json.Decoder(_Usage)
-_fields = msgspec.json.Decoder(dict[str, Raw])
 _object = msgspec.json.Decoder(dict[str, Any])
-
-
-def from_anthropic(raw: bytes) -> Usage | None:
-    """Rule 1: cached tokens stand beside `input_tokens`, never inside. None when `raw` counts nothing at all."""
-    try:
-        said = _usage.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    if said.input_tokens is None and said.output_tokens is None:
-        return None
-    counts = Counts()
-    output = counts.take("output_tokens", said.output_tokens)
-    written = counts.take("cache_creation_input_tokens", said.cache_creation_input_tokens)
-    parts = said.cache_creation or _Cache()
-    hour = counts.take("ephemeral_1h_input_tokens", parts.ephemeral_1h_input_tokens)
-    written = max(written, hour + counts.take("ephemeral_5m_input_tokens", parts.ephemeral_5m_input_tokens))
-    thinking = said.output_tokens_details.thinking_tokens if said.output_tokens_details is not None else None
-    if said.metergate_partial:
-        counts.flaw = counts.flaw or "the stream ended before its output was counted"
-    searches = said.server_tool_use.web_search_requests if said.server_tool_use is not None else None
-    return Usage(
-        input=counts.take("input_tokens", said.input_tokens),
-        cache_read=counts.take("cache_read_input_tokens", said.cache_read_input_tokens),
-        cache_write_5m=written - hour,
-        cache_write_1h=hour,
-        output=output,
-        web_search=counts.take("web_search_requests", searches),
-        reasoning=counts.take("thinking_tokens", thinking, output),
-        flaw=counts.flaw,
-    )
-
-
-def merge_usage(old: bytes | None, new: bytes) -> bytes:
-    """Rule 2: cumulative per field; the last value that is not null wins, whatever a placeholder said before."""
-    if old is None:
-        return new
-    try:
-        fields = {**_fields.decode(old), **{name: raw for name, raw in _fields.decode(new).items() if given(raw)}}
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise StreamBroken("a usage that is no object") from error
-    return encode(fields)
-
-
-def partial_usage(begun: bytes | None, output_tokens: int) -> bytes | None:
-    """What `message_start` said, with an estimate in place of its output count, which is a placeholder; flagged as such."""
-    if begun is None:
-        return None
-    estimate = {"output_tokens": Raw(str(output_tokens).encode()), "metergate_partial": Raw(b"true")}
-    return encode({**_fields.decode(begun), **estimate})
 
 
 class _Tool(Struct):
@@ -199,7 +124,7 @@ class AnthropicAdapter(OpenAIAdapter):
         return Outgoing(route.provider.url(path), self.headers(route.provider, request_id), body)
 
     def scanner(self, call: Call) -> Scanner:
-        return PassingScanner(merge_usage, partial_usage) if call.dialect == self.native else ChatScanner()
+        return PassingScanner() if call.dialect == self.native else ChatScanner()
 
     def usage(self, raw: bytes) -> Usage | None:
         return from_anthropic(raw)
@@ -261,13 +186,6 @@ class AnthropicAdapter(OpenAIAdapter):
         return super()._callers_fault(provider, status, said)
 
 
-def tier_in(usage: bytes) -> str:
-    try:
-        return tier_of(_usage.decode(usage).service_tier)
-    except (msgspec.DecodeError, RecursionError):
-        return "default"
-
-
 def _sse(event: dict[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), encode(event))
 
@@ -315,113 +233,3 @@ def _as_chat(whole: _Whole, usage: Usage | None) -> bytes:
         message |= {"reasoning_content": "".join(thoughts), "thinking_blocks": signed}
     choice = {"index": 0, "message": message, "finish_reason": TO_FINISH.get(whole.stop_reason or "", "stop")}
     return encode(whole_chat(whole.id, whole.model, [choice], usage))
-
-
-class _Delta(Struct):
-    type: str = ""
-    text: str = ""
-    thinking: str = ""
-    signature: str = ""
-    partial_json: str = ""
-    stop_reason: str | None = None
-
-
-class _Block(Struct):
-    type: str = ""
-    id: str = ""
-    name: str = ""
-    text: str = ""
-    data: str = ""
-
-
-class _Start(Struct):
-    id: str = ""
-    model: str = ""
-    usage: Raw = NULL
-
-
-class _Event(Struct):
-    type: str
-    index: int = 0
-    message: _Start | None = None
-    content_block: _Block | None = None
-    delta: _Delta | None = None
-    usage: Raw = NULL
-    error: Raw = NULL
-
-
-_event = msgspec.json.Decoder(_Event)
-
-
-class ChatScanner(EventScanner):
-    """Messages events as chat chunks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._calls: dict[int, int] = {}
-        self._thought: list[str] = []
-        self._reported: bytes | None = None
-        self._counted = False
-
-    @property
-    def usage(self) -> bytes | None:
-        return self._reported if self._counted else partial_usage(self._reported, self.output_tokens())
-
-    def take(self, data: bytes) -> bytes:
-        try:
-            event = _event.decode(data)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise StreamBroken(f"an event that is none of Anthropic's: {error}") from error
-        if event.type == "message_start" and event.message is not None:
-            self.writer.id, self.writer.model = event.message.id, event.message.model
-            self._count(event.message.usage)
-        elif event.type == "content_block_start" and event.content_block is not None:
-            return self._begin(event.index, event.content_block)
-        elif event.type == "content_block_delta" and event.delta is not None:
-            return self._delta(event.index, event.delta)
-        elif event.type == "message_delta":
-            self._count(event.usage)
-            self._counted = self._counted or given(event.usage)
-            if event.delta is not None and event.delta.stop_reason is not None:
-                self.finished = True
-                return self.writer.write({}, finish=TO_FINISH.get(event.delta.stop_reason, "stop"))
-        elif event.type == "message_stop":
-            self.done = True
-        elif event.type == "error":
-            self.error, self.done = bytes(event.error), True
-        return b""
-
-    def _count(self, usage: Raw) -> None:
-        if given(usage):
-            self._reported = merge_usage(self._reported, bytes(usage))
-            self.service_tier = tier_in(self._reported)
-
-    def _begin(self, index: int, block: _Block) -> bytes:
-        if block.type == "tool_use":
-            self._calls[index] = len(self._calls)
-            self.note(block.name)
-            function = {"name": block.name, "arguments": ""}
-            call = {"index": self._calls[index], "id": block.id, "type": "function", "function": function}
-            return self.writer.write({"tool_calls": [call]})
-        if block.type == "redacted_thinking":
-            return self.writer.write({"thinking_blocks": [{"type": "redacted_thinking", "data": block.data}]})
-        if block.type == "thinking":
-            self._thought.clear()
-        return self.writer.write({"content": block.text}) if block.text else b""
-
-    def _delta(self, index: int, delta: _Delta) -> bytes:
-        if delta.type == "text_delta":
-            self.note(delta.text)
-            return self.writer.write({"content": delta.text})
-        if delta.type == "thinking_delta":
-            self.note(delta.thinking)
-            self._thought.append(delta.thinking)
-            return self.writer.write({"reasoning_content": delta.thinking})
-        if delta.type == "signature_delta":
-            block = {"type": "thinking", "thinking": "".join(self._thought), "signature": delta.signature}
-            return self.writer.write({"thinking_blocks": [block]})
-        if delta.type == "input_json_delta" and index in self._calls:
-            self.note(delta.partial_json)
-            call = {"index": self._calls[index], "function": {"arguments": delta.partial_json}}
-            return self.writer.write({"tool_calls": [call]})
-        return b""

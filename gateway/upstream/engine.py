@@ -34,6 +34,7 @@ _cancelled = msgspec.json.Decoder(_Cancelled)
 class EngineAdapter(OpenAIAdapter):
     kind = "engine"
     root_suffix = "/v1"
+    caches_prefixes = True
 
     @property
     def counter(self) -> Adapter:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import time
+from abc import ABC, abstractmethod
 from typing import Any, Final, Protocol
 
 from billing.usage import Usage
 from gateway.dialects.reading import encode
-from gateway.sse import DONE, MAX_EVENT_BYTES, StreamBroken, last_boundary, payload_of
+from gateway.sse import DONE, MAX_EVENT_BYTES, StreamBroken, last_boundary
 from gateway.upstream.usage import to_openai_fields
 
 EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
@@ -86,8 +87,8 @@ class ChunkWriter:
         return b"data: " + encode(chunk) + b"\n\n"
 
 
-class EventScanner:
-    """Base of the dialects' scanners. `take` is given one event's data and returns the chunks that it becomes."""
+class EventScanner(ABC):
+    """Base of the dialects' scanners."""
 
     def __init__(self) -> None:
         self._carry = bytearray()
@@ -104,13 +105,13 @@ class EventScanner:
         self.size = 0
 
     @property
+    @abstractmethod
     def usage(self) -> bytes | None:
         """The last usage that was reported, in the provider's own form."""
-        raise NotImplementedError
 
-    def take(self, data: bytes) -> bytes:
-        """Raises `StreamBroken` for what is no event of the dialect."""
-        raise NotImplementedError
+    @abstractmethod
+    def take(self, event: bytes) -> bytes:
+        """What one event becomes. Raises `StreamBroken` for what is none of the dialect."""
 
     def feed(self, read: bytes) -> bytes:
         if self.done:
@@ -149,11 +150,9 @@ class EventScanner:
         self.size += len(block)
         out: list[bytes] = []
         for event in split_events(block):
-            data = payload_of(event)
-            if data.strip():
-                out.append(self.take(data))
-                if self.done:
-                    break
+            out.append(self.take(event))
+            if self.done:
+                break
         return b"".join(out)
 
     def note(self, text: str) -> None:

@@ -17,7 +17,7 @@ from gateway.dialects import gemini_from_chat
 from gateway.dialects.chat import Json
 from gateway.dialects.reading import encode
 from gateway.errors import ApiError, bad_request
-from gateway.sse import NULL, StreamBroken, given
+from gateway.sse import NULL, StreamBroken, given, payload_of
 from gateway.upstream.base import Answer, BadAnswer, Call, Failure, Outgoing
 from gateway.upstream.chat_answers import whole_chat
 from gateway.upstream.events import EventScanner, Scanner
@@ -298,7 +298,10 @@ class ChatScanner(EventScanner):
     def usage(self) -> bytes | None:
         return self._reported
 
-    def take(self, data: bytes) -> bytes:
+    def take(self, event: bytes) -> bytes:
+        data = payload_of(event)
+        if not data.strip():
+            return b""
         try:
             said = _response.decode(data)
         except (msgspec.DecodeError, RecursionError) as error:

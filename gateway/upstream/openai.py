@@ -46,6 +46,9 @@ def tier_of(name: str | None) -> str:
     return "default" if name is None or name in ("auto", "default", "standard", "") else name[:64]
 
 
+_EMPTY: Final = Raw(b'""')
+
+
 class OpenAIAdapter:
     """`fields` of a call are sent as they came, but for the model's name, the request for usage, a cap and rule 32d."""
 
@@ -54,6 +57,8 @@ class OpenAIAdapter:
     surfaces = frozenset({"chat", "completions", "embeddings", "messages", "responses"})
     root_suffix = ""
     cap_field = "max_tokens"
+    caches_prefixes = False
+    """Whether it keeps prefixes for all who call with one credential: then each team's are salted apart."""
 
     def credentials(self, secret: str) -> dict[str, str]:
         return {"authorization": f"Bearer {secret}"}
@@ -84,6 +89,8 @@ class OpenAIAdapter:
             fields["stream_options"] = _with_usage(fields.get("stream_options"))
         if output_cap is not None:
             self._cap(fields, call, route.provider, output_cap)
+        if self.caches_prefixes and not route.provider.settings.share_prefix_cache:
+            fields.setdefault("cache_salt", _EMPTY)
         policy.apply(fields, team_id)
         return Outgoing(route.provider.url(call.path), self.headers(route.provider, request_id), _encode(fields))
 

@@ -5,7 +5,6 @@ That one says the usage, and gets the cost put in; it and `message_stop` wait un
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +14,8 @@ from billing.usage import Usage
 from gateway.dialects.anthropic import usage_object
 from gateway.dialects.reading import encode
 from gateway.sse import NULL, StreamBroken, given, payload_of
-from gateway.upstream.events import EventScanner, split_events
+from gateway.upstream.anthropic_usage import merge_usage, partial_usage, tier_in
+from gateway.upstream.events import EventScanner
 
 _MARKS = (b'"usage"', b'"message_stop"', b'"error"', b'"message_delta"')
 
@@ -31,49 +31,33 @@ class _Event(Struct):
     error: Raw = NULL
 
 
-class _Tier(Struct):
-    service_tier: str | None = None
-
-
 _event = msgspec.json.Decoder(_Event)
-_tier = msgspec.json.Decoder(_Tier)
 _fields = msgspec.json.Decoder(dict[str, Any])
 
 DELTA_FRAME: Final = 110
 """About how many bytes of a delta's event are not its text."""
-Partial = Callable[[bytes | None, int], bytes | None]
-Merge = Callable[[bytes | None, bytes], bytes]
 
 
 class PassingScanner(EventScanner):
-    def __init__(self, merge: Merge, partial: Partial) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._merge = merge
-        self._partial = partial
         self._reported: bytes | None = None
         self._counted = False
         self._held: bytes | None = None
 
     @property
     def usage(self) -> bytes | None:
-        return self._reported if self._counted else self._partial(self._reported, self.output_tokens())
+        return self._reported if self._counted else partial_usage(self._reported, self.output_tokens())
 
-    def _block(self, block: bytes) -> bytes:
-        self.size += len(block)
-        out: list[bytes] = []
-        for event in split_events(block):
-            if b"content_block_delta" in event:
-                self.events += 1
-                self.text_bytes += max(0, len(event) - DELTA_FRAME)
-            if any(mark in event for mark in _MARKS):
-                out.append(self._marked(event))
-                if self.done:
-                    break
-            elif b'"ping"' in event:
-                out.append(event + b"\n\n")
-            else:
-                out.append(self._released() + event + b"\n\n")
-        return b"".join(out)
+    def take(self, event: bytes) -> bytes:
+        if b"content_block_delta" in event:
+            self.events += 1
+            self.text_bytes += max(0, len(event) - DELTA_FRAME)
+        if any(mark in event for mark in _MARKS):
+            return self._marked(event)
+        if b'"ping"' in event:
+            return event + b"\n\n"
+        return self._released() + event + b"\n\n"
 
     def _marked(self, event: bytes) -> bytes:
         data = payload_of(event)
@@ -101,11 +85,8 @@ class PassingScanner(EventScanner):
 
     def _count(self, usage: Raw) -> None:
         if given(usage):
-            self._reported = self._merge(self._reported, bytes(usage))
-            try:
-                self.service_tier = _tier.decode(self._reported).service_tier
-            except msgspec.DecodeError as error:
-                raise StreamBroken("a usage whose tier is no text") from error
+            self._reported = merge_usage(self._reported, bytes(usage))
+            self.service_tier = tier_in(self._reported)
 
     def _released(self) -> bytes:
         held, self._held = self._held, None
@@ -118,5 +99,6 @@ class PassingScanner(EventScanner):
         if cost is None:
             return self._released() + stop
         fields = _fields.decode(payload_of(self._held))
-        fields["usage"] = {**(fields.get("usage") or usage_object(usage)), "cost": cost}
+        said = fields.get("usage")
+        fields["usage"] = {**(said if isinstance(said, dict) else usage_object(usage)), "cost": cost}
         return b"event: message_delta\ndata: " + encode(fields) + b"\n\n" + stop

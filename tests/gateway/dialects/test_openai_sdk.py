@@ -186,6 +186,8 @@ async def test_pictures_cache_marks_and_effort_are_mapped(world: World, model: s
         ("on-claude", {"response_format": {"type": "json_object"}}, "response_format"),
         ("on-claude", {"x_new": 1}, "x_new"),
         ("on-google", {"logit_bias": {"1": 2}}, "logit_bias"),
+        ("on-google", {"logprobs": True}, "logprobs"),
+        ("on-google", {"web_search_options": {"a": 1}}, "web_search_options"),
         ("on-google", {"parallel_tool_calls": False, "tools": TOOLS}, "parallel_tool_calls"),
         ("on-google", {"messages": [{"role": "tool", "tool_call_id": "x", "content": "y"}]}, "messages[0].tool_call_id"),
         ("on-claude", {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "messages[0].content[0].type"),

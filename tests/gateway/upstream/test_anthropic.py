@@ -12,7 +12,9 @@ from gateway.api.chat import ChatCompletions
 from gateway.routing.routes import Provider, Route
 from gateway.settings import ProviderSettings, RouteSettings, Secret
 from gateway.sse import StreamBroken
-from gateway.upstream.anthropic import AnthropicAdapter, ChatScanner, from_anthropic, merge_usage
+from gateway.upstream.anthropic import AnthropicAdapter
+from gateway.upstream.anthropic_stream import ChatScanner
+from gateway.upstream.anthropic_usage import from_anthropic, merge_usage
 from gateway.upstream.base import BadAnswer
 
 KEY = "sk-ant-AbCdEf0123456789xyzW"

@@ -13,6 +13,7 @@ from gateway.errors import ApiError
 from gateway.routing.routes import Provider, Route
 from gateway.settings import ProviderSettings, RouteSettings, Secret
 from gateway.upstream.base import Call
+from gateway.upstream.engine import EngineAdapter
 from gateway.upstream.openai import OpenAIAdapter
 from gateway.upstream.redact import redact
 
@@ -103,6 +104,19 @@ async def test_rule_32d_store_is_overwritten_and_a_salt_is_the_teams(route: Rout
     assert (body["store"], body["cache_salt"], body["service_tier"]) == (False, "team_a/mine", "auto")
     tools = [{"type": "function", "function": {"name": "f"}}, {"type": "custom", "custom": {"name": "g"}}]
     assert sent(route, call(tools=tools))["tools"] == tools
+
+
+async def test_an_engine_keeps_each_teams_prefixes_apart_unless_told_to_share() -> None:
+    def salt(team_id: str, *, share: bool = False, **fields: Any) -> Any:
+        settings = ProviderSettings(kind="engine", base_url="http://127.0.0.1:9", share_prefix_cache=share)
+        names = RouteSettings(provider="up", model="m")
+        route = Route(Provider("up", settings), "up", "m", "up", names)
+        outgoing = EngineAdapter().prepare(call(**fields), route, request_id="r", output_cap=None, team_id=team_id)
+        return json.loads(outgoing.body).get("cache_salt")
+
+    assert (salt("team_a"), salt("team_b")) == ("team_a/", "team_b/")
+    assert salt("team_b", cache_salt="team_a/") == "team_b/team_a/"
+    assert salt("team_a", share=True) is None
 
 
 def failed(route: Route, status: int, body: object, retry_after: float | None = None) -> Any:
