@@ -65,6 +65,8 @@ class ProviderSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cost_per_hour: Annotated[str, Meta(pattern=r"^\d+(\.\d{1,9})? [A-Z]{3}$")] | None = None
     """What an hour of this engine costs us, such as "3.50 USD": the break-even report compares it with every upstream."""
     engine_args: list[str] = []
+    share_prefix_cache: bool = False
+    """Whether teams may be served from each other's cached prefixes on an engine. Faster, and it tells who asked what."""
 
     def hourly_cost(self) -> Money:
         """`cost_per_hour` as money."""

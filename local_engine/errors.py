@@ -46,13 +46,22 @@ class RequestError(EngineError):
 
 
 class ContextOverflow(RequestError):
-    """Prompt plus requested output exceed the context. OpenAI's wording and code, with all three numbers (tokens)."""
+    """Prompt plus requested output exceed the context. OpenAI's wording and code, with all numbers (tokens).
 
-    def __init__(self, *, limit: int, prompt: int, output: int, param: str) -> None:
+    `output` is None when the request named none and the prompt alone leaves no room.
+    """
+
+    def __init__(self, *, limit: int, prompt: int, output: int | None, param: str) -> None:
         noun = "messages" if param == "messages" else "prompt"
+        if output is None:
+            asked = f"your {noun} resulted in {prompt} tokens. Please reduce the length of the {noun}."
+        else:
+            asked = (
+                f"you requested {prompt + output} tokens ({prompt} in the {noun}, {output} in the completion). "
+                f"Please reduce the length of the {noun} or completion."
+            )
         super().__init__(
-            f"This model's maximum context length is {limit} tokens. However, you requested {prompt + output} tokens "
-            f"({prompt} in the {noun}, {output} in the completion). Please reduce the length of the {noun} or completion.",
+            f"This model's maximum context length is {limit} tokens. However, {asked}",
             param=param,
             code="context_length_exceeded",
         )

@@ -55,7 +55,7 @@ class ParameterBuilder:
         for prompt in prompts:
             room = self.max_model_len - len(prompt)
             if room < (1 if wanted is None else wanted) or room < 1:
-                raise ContextOverflow(limit=self.max_model_len, prompt=len(prompt), output=wanted or 1, param=param)
+                raise ContextOverflow(limit=self.max_model_len, prompt=len(prompt), output=wanted, param=param)
             output = room if wanted is None else wanted
             values = {**self._defaults, **given}
             params = SamplingParams(

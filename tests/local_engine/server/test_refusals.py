@@ -91,7 +91,11 @@ async def test_rule_39_without_max_tokens_the_context_is_filled(client: httpx.As
     answer = await client.post("/v1/chat/completions", json={"model": MODEL, "messages": fits})
     assert answer.json()["usage"]["completion_tokens"] == 1
     over = [{"role": "user", "content": "x" * 512}]
-    await refused(client, "/v1/chat/completions", {"model": MODEL, "messages": over})
+    error = await refused(client, "/v1/chat/completions", {"model": MODEL, "messages": over})
+    assert error["message"] == (
+        "This model's maximum context length is 512 tokens. However, your messages resulted in 512 tokens. "
+        "Please reduce the length of the messages."
+    )
 
 
 @pytest.mark.parametrize("prompt", ["", [], [[]], [""], ["a", ""], [1, "a"], [[1], 2], [True], [[300]], [-1], {}, 7])
