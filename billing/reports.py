@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from sqlalchemy import ARRAY, BigInteger, BindParameter, Row, bindparam, text
+from sqlalchemy import Row, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.columns import Int64
@@ -159,7 +159,7 @@ async def _fetch(
 ) -> Sequence[Row[Any]]:
     """Rows per (span, group, currencies) in order."""
     parameters: dict[str, Any] = {"row_limit": limit}
-    source, typed = _source(connection.dialect.name, spans, parameters)
+    source = _source(spans, parameters)
     groups = ", ".join(("span_start", *(f"r.{name}" for name in window.columns)))
     where = []
     for name in ("team_id", "key_id", "model", "provider"):
@@ -179,33 +179,24 @@ async def _fetch(
         GROUP BY {groups}, {currencies} ORDER BY {groups}, {currencies} LIMIT :row_limit
     """
     query = text(statement).bindparams(
-        *typed, *(bindparam(name, type_=Int64) for name, value in parameters.items() if isinstance(value, int))
+        *(bindparam(name, type_=Int64) for name, value in parameters.items() if isinstance(value, int))
     )
     return (await connection.execute(query, parameters)).all()
 
 
-def _source(
-    dialect: str, spans: list[tuple[int, int]], parameters: dict[str, Any]
-) -> tuple[str, list[BindParameter[Any]]]:
+def _source(spans: list[tuple[int, int]], parameters: dict[str, Any]) -> str:
     """`rollup_traffic AS r` over these spans, which follow each other without a gap, with each row's `span_start`.
 
-    SQLite walks one range of the rollup's key per span. PostgreSQL reads one range and finds each row's span in a sorted array.
+    The bounds of the whole are said once more beside the join: PostgreSQL would else read the table once per span.
     """
-    if dialect == "postgresql":
-        parameters |= {"starts": [start for start, _ in spans], "first": spans[0][0], "last": spans[-1][1]}
-        starts = "CAST(:starts AS BIGINT[])"
-        source = f"""(
-            SELECT ({starts})[width_bucket(bucket_us, {starts})] AS span_start, * FROM rollup_traffic
-            WHERE bucket_us >= :first AND bucket_us < :last
-        ) AS r"""
-        return source, [bindparam("starts", type_=ARRAY(BigInteger))]
     values = []
     for at, (start, end) in enumerate(spans):
         values.append(f"(CAST(:s{at} AS BIGINT), CAST(:e{at} AS BIGINT))")
         parameters[f"s{at}"], parameters[f"e{at}"] = start, end
-    source = f"""(SELECT column1 AS span_start, column2 AS span_end FROM (VALUES {", ".join(values)})) AS spans
-        JOIN rollup_traffic AS r ON r.bucket_us >= span_start AND r.bucket_us < span_end"""
-    return source, []
+    parameters |= {"first": spans[0][0], "last": spans[-1][1]}
+    return f"""(SELECT column1 AS span_start, column2 AS span_end FROM (VALUES {", ".join(values)}) AS spans) AS spans
+        JOIN rollup_traffic AS r ON r.bucket_us >= span_start AND r.bucket_us < span_end
+            AND r.bucket_us >= :first AND r.bucket_us < :last"""
 
 
 def _buckets(
