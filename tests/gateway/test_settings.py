@@ -119,7 +119,8 @@ def test_text_that_looks_like_a_number_stays_text_where_text_is_meant(tmp_path: 
         ),
         (
             MINIMAL.replace("kind: openai", "kind: opneai"),
-            "DIR/gateway.yaml:3: providers.deepseek.kind: Invalid enum value 'opneai' ('opneai'); allowed: engine, openai, anthropic, gemini",
+            "DIR/gateway.yaml:3: providers.deepseek.kind: Invalid enum value 'opneai' ('opneai'); "
+            "allowed: engine, openai, anthropic, gemini",
         ),
         (
             MINIMAL + "journal: {fsync_ms: 0}\n",
