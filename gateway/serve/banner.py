@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from gateway.settings import Settings
 
@@ -26,17 +30,30 @@ def banner(address: str, settings: Settings, first: FirstRun, *, engines_ready: 
     if first.team_key is not None:
         lines.append(f"  team key    {first.team_key}   (team `default`, settles in USD; shown only this once)")
     else:
-        lines.append("  team key    metergate key create TEAM NAME makes one; metergate team list shows the teams")
+        lines.append(f"  team key    {command()} key create TEAM NAME makes one; {command()} team list shows the teams")
     models = ", ".join(model.name for model in settings.models) or "none configured"
     lines.append(f"  models      {models}")
     if not engines_ready:
         lines.append(
             "  note        an engine is not up yet; its lines are above, and its models answer 503 until it is"
         )
+    if not address.endswith(":8000"):
+        lines.append(
+            f"  shell       export METERGATE_URL={address}   (the metergate command looks there; its default is :8000)"
+        )
     if settings.models:
-        lines += ["", "Try it:", "", curl(address, first.team_key or "$KEY", settings.models[0].name)]
+        invitation = "Try it:" if first.team_key is not None else "Try it (KEY holds a team key):"
+        lines += ["", invitation, "", curl(address, first.team_key or "$KEY", settings.models[0].name)]
     lines.append("")
     return "\n".join(lines)
+
+
+def command() -> str:
+    """The command as this person can type it: with its folder where the shell would not find it."""
+    if shutil.which("metergate") is not None:
+        return "metergate"
+    beside = Path(sys.executable).with_name("metergate")
+    return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
 
 
 def curl(address: str, key: str, model: str) -> str:
