@@ -31,6 +31,12 @@ REQUEST_HIGH: Final = 262_144
 MAX_HEAD_BYTES: Final = 65_536
 """Request line and headers together; above it the answer is 431."""
 
+HEAD_S: Final = 30.0
+"""From a request's first byte to the end of its headers."""
+
+BODY_S: Final = 60.0
+"""Longest silence inside a request's body."""
+
 JOIN_BYTES: Final = 65_536
 """A head and a body up to this size are copied into one piece; larger ones go out as a vector."""
 
@@ -50,6 +56,7 @@ _BAD_REQUEST: Final = _plain_error(400, "This is not a valid HTTP/1.1 request.",
 _HEAD_TOO_LARGE: Final = _plain_error(
     431, "The request's headers are too large.", "invalid_request_error", "headers_too_large"
 )
+_TOO_SLOW: Final = _plain_error(408, "The request did not arrive in time.", "invalid_request_error", "request_timeout")
 _INTERNAL: Final = _plain_error(500, "The gateway failed to answer.", "server_error", "internal_error")
 
 
@@ -239,6 +246,7 @@ class HttpProtocol(asyncio.Protocol):
         self._dead = False
         self._paused = False
         self._raw_left = 0
+        self._in_head = False
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
@@ -255,18 +263,23 @@ class HttpProtocol(asyncio.Protocol):
         self._rest()
 
     def data_received(self, data: bytes) -> None:
-        if self._timer is not None:
+        if self._timer is not None and not self._in_head:
             self._timer.cancel()
             self._timer = None
-        if self._raw_left:
-            self._feed_raw(data)
-            return
         try:
-            self._parser.feed_data(data)
+            if self._raw_left:
+                self._feed_raw(data)
+            else:
+                self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._feed_raw(data[upgrade.args[0] :])
         except httptools.HttpParserError:
-            self._bad()
+            self._end_with(_BAD_REQUEST)
+        if self._timer is None and not self._dead:
+            if self._in_head:
+                self._timer = self.loop.call_later(HEAD_S, self._late)
+            elif self._parsing is not None and self._parsing.more and not self._parsing.complete:
+                self._timer = self.loop.call_later(BODY_S, self._late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._dead = True
@@ -291,6 +304,7 @@ class HttpProtocol(asyncio.Protocol):
     # ---- what the parser calls ----
 
     def on_message_begin(self) -> None:
+        self._in_head = True
         self._url = b""
         self._headers = []
         self._head_bytes = 0
@@ -308,6 +322,10 @@ class HttpProtocol(asyncio.Protocol):
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._dead:
             return
         parser = self._parser
@@ -431,6 +449,10 @@ class HttpProtocol(asyncio.Protocol):
         task.add_done_callback(self.server_state.tasks.discard)
 
     def _rest(self) -> None:
+        if self._in_head:
+            return  # the next request is arriving already, under its own deadline
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer = self.loop.call_later(self._keep_alive_s, self._transport.close)
 
     def _count(self, size: int) -> None:
@@ -438,16 +460,26 @@ class HttpProtocol(asyncio.Protocol):
         if self._head_bytes > MAX_HEAD_BYTES and not self._dead:
             self._end_with(_HEAD_TOO_LARGE)
 
-    def _bad(self) -> None:
-        if not self._dead:
-            self._end_with(_BAD_REQUEST)
+    def _late(self) -> None:
+        """A request that stopped arriving. One whose body we do not read for now is not late."""
+        self._timer = None
+        if self._paused:
+            self._timer = self.loop.call_later(BODY_S, self._late)
+        else:
+            self._end_with(_TOO_SLOW)
 
     def _end_with(self, answer: bytes) -> None:
-        """Something on this connection cannot be read: nothing is written into the middle of another answer."""
-        if self._current is None or self._current.complete:
+        """Something on this connection cannot be read. Nothing is written into the middle of another answer."""
+        if self._dead:
+            return
+        current = self._current
+        if current is None or current.complete:
             self.refuse(answer)
-        else:
+        elif current.started or current is not self._parsing:
             self.drop()
+        else:
+            self.refuse(answer)
+            current.lose()
 
 
 def _split_url(url: bytes) -> tuple[bytes, bytes]:

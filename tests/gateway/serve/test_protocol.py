@@ -263,6 +263,36 @@ async def test_a_header_with_a_line_break_never_goes_out(value: bytes) -> None:
     assert answer.startswith(b"HTTP/1.1 500 ") and b"x-injected" not in answer
 
 
+@pytest.mark.parametrize("begun", [b"GE", b"POST /x HTTP/1.1\r\nhost: h\r\n", request(body=b"ten bytes!")[:-9]])
+async def test_a_request_that_stops_arriving_is_ended(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.serve.protocol.HEAD_S", 0.2)
+    monkeypatch.setattr("gateway.serve.protocol.BODY_S", 0.2)
+    async with serving(echo) as port:
+        answer = await call(port, begun)
+    assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n") and b'"code":"request_timeout"' in answer
+
+
+async def test_single_bytes_do_not_buy_a_head_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.serve.protocol.HEAD_S", 0.3)
+    async with serving(echo) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        answer = asyncio.create_task(reader.read())
+        sent = False
+        async with asyncio.timeout(5):
+            while not answer.done():
+                writer.write(b"x-a: b\r\n" if sent else b"GET / HTTP/1.1\r\n")
+                sent = True
+                await asyncio.sleep(0.02)
+        assert (await answer).startswith(b"HTTP/1.1 408")
+        writer.close()
+
+
+async def test_a_body_that_cannot_be_read_is_a_400() -> None:
+    raw = b"POST /x HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\nabc\r\n"
+    async with serving(echo) as port:
+        assert (await call(port, raw)).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
 async def test_an_offer_to_upgrade_is_ignored_and_answered() -> None:
     raw = request("/x", b"body", close=False, extra="connection: upgrade\r\nupgrade: h2c\r\n")
     async with serving(echo) as port:
