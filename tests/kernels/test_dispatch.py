@@ -50,3 +50,13 @@ def test_wrong_kernels_fall_back_with_one_line(
 
 def test_one_thread_computes_what_two_do() -> None:
     assert self_test(CpuOperations(1, 16, 64)) == self_test(CpuOperations(2, 16, 64))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+def test_triton_asked_for_by_name_runs_or_says_why_not() -> None:
+    pytest.importorskip("triton")
+    assert chosen(path="triton").name == "Triton kernels in the interpreter, float32"
+    with pytest.raises(ValueError, match=r"Triton kernels cannot run: .*bfloat16"):
+        choose_operations(
+            CPU, torch.bfloat16, threads=1, capacity=8, max_context=32, sizes=(64, 64, 16), path="triton"
+        )  # fmt: skip
