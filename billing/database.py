@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ def async_url(url: str) -> URL:
     raise BillingError(f"database_url: {backend!r} is not supported; use sqlite:///path or postgresql://user@host/db")
 
 
-def open_database(url: str, *, pool_size: int = 5) -> AsyncEngine:
+def open_database(url: str, *, pool_size: int = 5, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> AsyncEngine:
     """An engine over `url`. Nothing is connected yet. SQLite: WAL, synchronous=FULL, foreign keys, writers begin IMMEDIATE.
 
     Transactions of `reading(engine)` begin DEFERRED on SQLite, so that readers never wait for the writer.
@@ -41,17 +42,17 @@ def open_database(url: str, *, pool_size: int = 5) -> AsyncEngine:
             raise BillingError("database_url: SQLite needs a file, such as sqlite:///var/metergate.db")
         Path(database).parent.mkdir(parents=True, exist_ok=True)
         engine = create_async_engine(parsed, pool_size=pool_size, max_overflow=5)
-        event.listen(engine.sync_engine, "connect", _configure_sqlite)
+        event.listen(engine.sync_engine, "connect", partial(_configure_sqlite, busy_timeout_ms))
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
         return engine
     return create_async_engine(parsed, pool_size=pool_size, max_overflow=5, pool_pre_ping=True)
 
 
-def _configure_sqlite(connection: Any, _record: Any) -> None:
+def _configure_sqlite(busy_timeout_ms: int, connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # transactions are begun by _begin_sqlite, never by the driver
     cursor = connection.cursor()
     for pragma in (
-        f"busy_timeout = {BUSY_TIMEOUT_MS}",
+        f"busy_timeout = {busy_timeout_ms}",
         "journal_mode = WAL",
         "synchronous = FULL",
         "foreign_keys = ON",

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.books import Books, Pins, load_books
 from billing.corrections import correct, lost_among
-from billing.database import open_database, reading
+from billing.database import BUSY_TIMEOUT_MS, open_database, reading
 from billing.ledger import UsageRecord, record
 from billing.usage import TokenClass
 from billing.watermarks import raise_watermark
@@ -232,7 +232,9 @@ class Shipper:
 
     def _database(self) -> AsyncEngine:
         if self._engine is None:
-            self._engine = open_database(self._url, pool_size=1)
+            # A wait inside the driver cannot be broken off from outside, so it has to be the shorter one.
+            busy_ms = min(BUSY_TIMEOUT_MS, int(self._timeout_s * 800))
+            self._engine = open_database(self._url, pool_size=1, busy_timeout_ms=busy_ms)
         return self._engine
 
     async def _drop_connections(self) -> None:
