@@ -13,7 +13,7 @@ from gateway.sse import NULL, given
 from gateway.upstream.base import Adapter, Answer, BadAnswer, Call, Outgoing
 from gateway.upstream.errors import TransportError
 from gateway.upstream.openai import OpenAIAdapter
-from gateway.upstream.usage import from_openai
+from gateway.upstream.usage import from_engine
 
 if TYPE_CHECKING:
     from gateway.routing.routes import Provider, Route
@@ -40,6 +40,9 @@ class EngineAdapter(OpenAIAdapter):
     def counter(self) -> Adapter:
         return EngineCounter()
 
+    def usage(self, raw: bytes) -> Usage | None:
+        return from_engine(raw)
+
     async def cancel(self, provider: Provider, request_id: str) -> Usage | None:
         """Frees the request's pages at once. None when the engine no longer knows the request, or is gone."""
         url = provider.url(f"/requests/{request_id}/cancel")
@@ -52,7 +55,7 @@ class EngineAdapter(OpenAIAdapter):
             answer = _cancelled.decode(body)
         except (TransportError, msgspec.DecodeError):
             return None
-        return from_openai(bytes(answer.usage)) if given(answer.usage) else None
+        return self.usage(bytes(answer.usage)) if given(answer.usage) else None
 
 
 class EngineCounter(EngineAdapter):

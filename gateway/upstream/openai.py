@@ -119,7 +119,7 @@ class OpenAIAdapter:
             raise BadAnswer("the provider's answer is no JSON object") from error
         if given(whole.error):
             raise BadAnswer("the provider answered 200 with an error", bytes(whole.error))
-        usage = from_openai(bytes(whole.usage)) if given(whole.usage) else None
+        usage = self.usage(bytes(whole.usage)) if given(whole.usage) else None
         return Answer(body, usage, tier_of(whole.service_tier), len(body))
 
     def failure(self, provider: Provider, status: int, retry_after: float | None, body: bytes) -> Failure:

@@ -15,6 +15,10 @@ from billing.usage import Usage
 
 MOST_TOKENS: Final = 10**12
 """A single request beyond this is a provider's mistake; the product with any price still fits an amount's 64 bits or says so."""
+MOST_COMPUTE_US: Final = 7 * 86_400 * 1_000_000
+"""No request keeps an engine for more than a week."""
+SHOWN_BELOW: Final = 2**64
+"""A flaw shows a count up to this; the digits of a longer one say nothing and would fill the journal."""
 
 
 class _PromptDetails(msgspec.Struct):
@@ -30,10 +34,6 @@ class _CompletionDetails(msgspec.Struct):
     image_tokens: int | None = None
 
 
-class _Metergate(msgspec.Struct):
-    compute_us: int | None = None
-
-
 class _Reported(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -41,10 +41,18 @@ class _Reported(msgspec.Struct):
     prompt_cache_hit_tokens: int | None = None
     prompt_tokens_details: _PromptDetails | None = None
     completion_tokens_details: _CompletionDetails | None = None
+
+
+class _Metergate(msgspec.Struct):
+    compute_us: int | None = None
+
+
+class _Timed(msgspec.Struct):
     metergate: _Metergate | None = None
 
 
 _decoder = msgspec.json.Decoder(_Reported, strict=False)
+_timed = msgspec.json.Decoder(_Timed)
 _encode = msgspec.json.Encoder().encode
 _NO_PROMPT: Final = _PromptDetails()
 _NO_COMPLETION: Final = _CompletionDetails()
@@ -61,7 +69,9 @@ class Counts:
     def take(self, name: str, count: int | None, most: int = MOST_TOKENS) -> int:
         if count is None or 0 <= count <= most:
             return count or 0
-        self.flaw = self.flaw or f"{name} is {count}" + ("" if count < 0 else f", more than {most}")
+        if self.flaw is None:
+            shown = f"{name} is {count}" if abs(count) < SHOWN_BELOW else f"{name} is beyond 64 bits"
+            self.flaw = shown + (f", more than {most}" if 0 <= count < SHOWN_BELOW else "")
         return max(0, min(count, most))
 
 
@@ -80,6 +90,23 @@ def from_openai(raw: bytes) -> Usage | None:
     return _detailed(reported)
 
 
+def from_engine(raw: bytes) -> Usage | None:
+    """As `from_openai`, with the engine's own time (`metergate.compute_us`), which nobody else is believed to have."""
+    usage = from_openai(raw)
+    if usage is None:
+        return None
+    counts = Counts()
+    counts.flaw = usage.flaw
+    try:
+        said = _timed.decode(raw).metergate
+    except (msgspec.DecodeError, RecursionError):
+        said, counts.flaw = None, counts.flaw or "compute_us is no count"
+    spent_us = counts.take("compute_us", None if said is None else said.compute_us, MOST_COMPUTE_US)
+    if not spent_us and counts.flaw == usage.flaw:
+        return usage
+    return msgspec.structs.replace(usage, compute_us=spent_us, flaw=counts.flaw)
+
+
 def _plain(reported: _Reported) -> Usage | None:
     """The common case: nothing but prompt and completion, and the total agrees."""
     prompt, completion = reported.prompt_tokens or 0, reported.completion_tokens or 0
@@ -87,8 +114,7 @@ def _plain(reported: _Reported) -> Usage | None:
         return None
     if reported.total_tokens is not None and reported.total_tokens != prompt + completion:
         return None
-    compute_us = reported.metergate.compute_us if reported.metergate is not None else 0
-    return Usage(input=prompt, output=completion, compute_us=max(0, compute_us or 0))
+    return Usage(input=prompt, output=completion)
 
 
 def _detailed(reported: _Reported) -> Usage:
@@ -113,7 +139,6 @@ def _detailed(reported: _Reported) -> Usage:
         reasoning = completion
     audio_output = counts.take("audio output tokens", completion_details.audio_tokens, completion)
     image_output = counts.take("image output tokens", completion_details.image_tokens, completion - audio_output)
-    compute_us = reported.metergate.compute_us if reported.metergate is not None else 0
     return Usage(
         input=prompt - cached - audio_input - image_input - written,
         cache_read=cached,
@@ -124,7 +149,6 @@ def _detailed(reported: _Reported) -> Usage:
         image_input=image_input,
         image_output=image_output,
         reasoning=reasoning,
-        compute_us=max(0, compute_us or 0),
         flaw=counts.flaw,
     )
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from billing.usage import Usage
-from gateway.upstream.usage import from_openai, to_openai
+from gateway.upstream.anthropic_usage import from_anthropic
+from gateway.upstream.gemini import from_gemini
+from gateway.upstream.usage import MOST_COMPUTE_US, MOST_TOKENS, from_engine, from_openai, to_openai
 
 
 def normalised(**usage: Any) -> Usage | None:
@@ -86,9 +89,45 @@ def test_counts_written_as_floats_or_strings_are_read() -> None:
     assert from_openai(b'{"prompt_tokens":9.0,"completion_tokens":"5"}') == Usage(input=9, output=5)
 
 
-def test_engine_time_comes_along() -> None:
-    assert normalised(prompt_tokens=9, completion_tokens=5, metergate={"compute_us": 1234}) == Usage(
-        input=9, output=5, compute_us=1234
+def test_engine_time_is_the_engines_word_alone() -> None:
+    reported = b'{"prompt_tokens":9,"completion_tokens":5,"metergate":{"compute_us":1234}}'
+    assert from_engine(reported) == Usage(input=9, output=5, compute_us=1234)
+    assert from_openai(reported) == Usage(input=9, output=5)
+
+
+@pytest.mark.parametrize(
+    "count", ["-1", str(2**53), str(2**63), str(2**64), "9" * 4000, "9" * 5000, "1e400", '"many"', "[]", "true", "null"]
+)
+def test_no_number_of_a_provider_leaves_its_bounds(count: str) -> None:
+    """Law: whatever stands in any count of any provider, the usage is absent or within bounds, and its flaw is short."""
+    texts = [
+        f'{{"prompt_tokens":{count},"completion_tokens":5,"metergate":{{"compute_us":3}}}}',
+        f'{{"prompt_tokens":9,"completion_tokens":{count},"total_tokens":{count}}}',
+        f'{{"prompt_tokens":9,"completion_tokens":5,"total_tokens":{count},"prompt_tokens_details":{{"cached_tokens":{count}}}}}',
+        f'{{"prompt_tokens":9,"completion_tokens":5,"completion_tokens_details":{{"reasoning_tokens":{count}}}}}',
+        f'{{"prompt_tokens":9,"completion_tokens":5,"metergate":{{"compute_us":{count}}}}}',
+        f'{{"input_tokens":{count},"output_tokens":{count},"cache_creation":{{"ephemeral_1h_input_tokens":{count}}}}}',
+        f'{{"input_tokens":9,"output_tokens":5,"server_tool_use":{{"web_search_requests":{count}}}}}',
+        f'{{"promptTokenCount":{count},"thoughtsTokenCount":{count},"toolUsePromptTokenCount":{count}}}',
+        f'{{"promptTokenCount":9,"candidatesTokensDetails":[{{"modality":"AUDIO","tokenCount":{count}}}]}}',
+    ]
+    for text in texts:
+        for read in (from_openai, from_engine, from_anthropic, from_gemini):
+            usage = read(text.encode())
+            if usage is None:
+                continue
+            counts = [value for value in msgspec.structs.astuple(usage) if isinstance(value, int)]
+            assert min(counts) >= 0 and max(counts) <= max(2 * MOST_TOKENS, MOST_COMPUTE_US)
+            assert usage.flaw is None or len(usage.flaw) < 100
+
+
+def test_engine_time_beyond_a_week_is_clamped_and_flagged() -> None:
+    reported = b'{"prompt_tokens":9,"completion_tokens":5,"metergate":{"compute_us":%d}}'
+    assert from_engine(reported % 2**63) == Usage(
+        input=9, output=5, compute_us=MOST_COMPUTE_US, flaw=f"compute_us is {2**63}, more than {MOST_COMPUTE_US}"
+    )
+    assert from_engine(reported % 10**30) == Usage(
+        input=9, output=5, compute_us=MOST_COMPUTE_US, flaw="compute_us is beyond 64 bits"
     )
 
 
