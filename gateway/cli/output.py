@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 from rich.console import Console
@@ -14,6 +14,8 @@ from rich.text import Text
 from gateway.cli.admin_client import Json
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+MONEY: Final = {"amount", "currency"}
 
 Column = str
 """`name` of a field, or `outer.inner`."""
@@ -48,20 +50,42 @@ def print_rows(rows: Iterable[Json], columns: Sequence[Column], as_json: bool) -
         table.add_column(column.rpartition(".")[2], overflow="fold")
     for row in listed:
         table.add_row(*(Text(cell(row, column)) for column in columns))
-    console().print(table)
+    _print(table)
 
 
 def print_object(row: Json, as_json: bool) -> None:
-    """One object, a field a line. JSON: the object."""
+    """One object: a field a line, then each list of objects as a table of its own. JSON: the object."""
     if as_json:
         click.echo(json.dumps(row, ensure_ascii=False, indent=2))
         return
+    lists = {name: value for name, value in row.items() if _is_table(value)}
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name in row:
-        table.add_row(name, Text(cell(row, name)))
-    console().print(table)
+        if name not in lists:
+            table.add_row(name, Text(cell(row, name)))
+    _print(table)
+    for name, listed in lists.items():
+        columns = [each for each in listed[0] if any(show(item.get(each)) != "-" for item in listed)]
+        click.echo(f"\n{name}")
+        print_rows(listed, columns, as_json=False)
+
+
+def _is_table(value: object) -> bool:
+    """A list of objects; amounts of money are values, not rows."""
+    return (
+        isinstance(value, list) and bool(value) and all(isinstance(each, dict) and set(each) != MONEY for each in value)
+    )
+
+
+def _print(table: Table) -> None:
+    """Without the blanks with which a table fills its last column."""
+    output = console()
+    with output.capture() as captured:
+        output.print(table)
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip())
 
 
 def cell(row: Json, column: Column) -> str:

@@ -48,3 +48,12 @@ def test_no_rows_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "none\n"
     print_rows([], ("id",), as_json=True)
     assert json.loads(capsys.readouterr().out) == []
+
+
+def test_lists_of_objects_become_tables_under_their_object(capsys: pytest.CaptureFixture[str]) -> None:
+    amounts = [{"amount": "1", "currency": "USD"}, {"amount": "7.3", "currency": "CNY"}]
+    lines = [{"class": "input", "quantity": 9, "note": None}, {"class": "output", "quantity": 12, "note": None}]
+    print_object({"id": "r1", "list": amounts, "lines": lines}, as_json=False)
+    assert capsys.readouterr().out == (
+        "id    r1\nlist  1 USD, 7.3 CNY\n\nlines\nclass   quantity\ninput   9\noutput  12\n"
+    )
