@@ -14,6 +14,7 @@ from gateway.dialects.anthropic import TO_FINISH
 from gateway.dialects.reading import encode
 from gateway.errors import ApiError, bad_request
 from gateway.sse import NULL, given
+from gateway.upstream import policy
 from gateway.upstream.anthropic_stream import ChatScanner
 from gateway.upstream.anthropic_usage import from_anthropic, tier_in
 from gateway.upstream.base import Answer, BadAnswer, Call, Failure, Outgoing
@@ -119,7 +120,9 @@ class AnthropicAdapter(OpenAIAdapter):
                 fields["max_tokens"] = Raw(str(output_cap).encode())
             body = encode(fields)
         else:
-            body = encode(anthropic_from_chat.request(call.fields, route.model, output_cap))
+            fields = call.fields.copy()
+            policy.apply(fields, team_id)
+            body = encode(anthropic_from_chat.request(fields, route.model, output_cap))
         path = "/messages/count_tokens" if call.surface == "count_tokens" else "/messages"
         return Outgoing(route.provider.url(path), self.headers(route.provider, request_id), body)
 

@@ -18,6 +18,7 @@ from gateway.dialects.chat import Json
 from gateway.dialects.reading import encode
 from gateway.errors import ApiError, bad_request
 from gateway.sse import NULL, StreamBroken, given, payload_of
+from gateway.upstream import policy
 from gateway.upstream.base import Answer, BadAnswer, Call, Failure, Outgoing
 from gateway.upstream.chat_answers import whole_chat
 from gateway.upstream.events import EventScanner, Scanner
@@ -164,7 +165,9 @@ class GeminiAdapter(OpenAIAdapter):
         if call.surface == "embeddings":
             method, body = "batchEmbedContents", _embedding_request(call, name)
         else:
-            body = gemini_from_chat.request(call.fields, output_cap)
+            fields = call.fields.copy()
+            policy.apply(fields, team_id)
+            body = gemini_from_chat.request(fields, output_cap)
             method = "streamGenerateContent?alt=sse" if call.streamed else "generateContent"
             if call.surface == "count_tokens":
                 method, body = "countTokens", {"generateContentRequest": {"model": name, **body}}
