@@ -107,7 +107,8 @@ class AsyncEngine:
         """Sends the sequences to the core. Raises `Draining`, `Overloaded` or `EngineDead`."""
         self._check_open(len(request.prompts) * request.n)
         generation = Generation(request, [])
-        self._live[request.request_id] = generation
+        frames: list[bytes] = []
+        sent: list[Choice] = []
         for prompt, params in zip(request.prompts, request.params, strict=True):
             leader: int | None = None
             for choice_index in range(request.n):
@@ -118,10 +119,14 @@ class AsyncEngine:
                 add = AddSequence(
                     choice.sequence_id, prompt, params, choice_index, request.salt, request.priority, leader
                 )
-                self._by_sequence[choice.sequence_id] = (generation, choice)
-                self._send(add)
+                frames.append(frame(add))
+                sent.append(choice)
                 leader = leader or choice.sequence_id
-        if all(choice.ended for choice in generation.choices):
+        # Nothing is on record until every frame is made: a request that cannot be sent leaves nothing behind.
+        self._live[request.request_id] = generation
+        self._by_sequence.update({choice.sequence_id: (generation, choice) for choice in sent})
+        self._write(b"".join(frames))
+        if not sent:
             self._finish(generation)
         return generation
 
@@ -297,8 +302,11 @@ class AsyncEngine:
             raise Overloaded(f"{waiting} sequences are waiting already (--max-waiting {self._max_waiting}). Try later.")
 
     def _send(self, message: msgspec.Struct) -> None:
+        self._write(frame(message))
+
+    def _write(self, data: bytes) -> None:
         if self._writer is not None and self.dead is None:
-            self._writer.write(frame(message))
+            self._writer.write(data)
 
     def _exit_words(self) -> str:
         assert self._core is not None

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from .errors import RequestError
+from .ranges import ITEM_RANGES, check_range, shown
 
 MAX_STOP_STRINGS = 16
+GREEDY_BELOW = 1e-5
+LOWEST_TEMPERATURE = 0.01
+"""vLLM's two: below the first a temperature means greedy; below the second it is raised to it, for logits stay finite."""
+
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "max_tokens",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +59,15 @@ class SamplingParams:
     """None: none. k: the sampled token's and the k best, of the raw distribution."""
 
     def __post_init__(self) -> None:
-        _within("temperature", self.temperature, 0.0, 100.0)
-        if not 0.0 < self.top_p <= 1.0:
-            raise RequestError(f"top_p must be in (0, 1], got {self.top_p}.", param="top_p")
-        if self.top_k < -1:
-            raise RequestError(f"top_k must be 0 or -1 (off) or at least 1, got {self.top_k}.", param="top_k")
+        for name in _NUMBERS:
+            check_range(name, getattr(self, name))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
-        _within("min_p", self.min_p, 0.0, 1.0)
-        _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0.0):
-            raise RequestError(
-                f"repetition_penalty must be greater than zero, got {self.repetition_penalty}.",
-                param="repetition_penalty",
-            )
+        if self.temperature < LOWEST_TEMPERATURE:
+            effective = 0.0 if self.temperature < GREEDY_BELOW else LOWEST_TEMPERATURE
+            object.__setattr__(self, "temperature", effective)
         if not 0 <= self.seed < 1 << 64:
-            raise RequestError(f"seed must fit in 64 bits, got {self.seed}.", param="seed")
-        if self.max_tokens < 0:
-            raise RequestError(f"max_tokens must be at least 1, got {self.max_tokens}.", param="max_tokens")
-        if not self.min_tokens >= 0:
-            raise RequestError(f"min_tokens must be 0 or more, got {self.min_tokens}.", param="min_tokens")
+            raise RequestError(f"seed must fit in 64 bits, got {shown(self.seed)}.", param="seed")
         if self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}.", param="min_tokens"
@@ -76,7 +79,11 @@ class SamplingParams:
         if self.logprobs is not None and self.logprobs < 0:
             raise RequestError(f"logprobs must be 0 or more, got {self.logprobs}.", param="logprobs")
         for token, bias in self.logit_bias.items():
-            _within("logit_bias", bias, -100.0, 100.0, what=f"logit_bias of token {token}")
+            if bias not in ITEM_RANGES["logit_bias"]:
+                allowed = ITEM_RANGES["logit_bias"]
+                raise RequestError(
+                    f"logit_bias of token {token} must be in {allowed}, got {shown(bias)}.", param="logit_bias"
+                )
 
     @property
     def greedy(self) -> bool:
@@ -94,10 +101,9 @@ class SamplingParams:
             for token in ids:
                 if not 0 <= token < vocab_size:
                     raise RequestError(
-                        f"token id {token} in {param} is out of vocabulary (0..{vocab_size - 1}).", param=param
+                        f"token id {shown(token)} in {param} is out of vocabulary (0..{vocab_size - 1}).", param=param
                     )
-
-
-def _within(param: str, value: float, low: float, high: float, what: str | None = None) -> None:
-    if not low <= value <= high:
-        raise RequestError(f"{what or param} must be in [{low:g}, {high:g}], got {value}.", param=param)
+        if self.min_tokens and len(self.ending_token_ids) >= vocab_size:
+            raise RequestError(
+                "min_tokens forbids every token here: stop_token_ids name the whole vocabulary.", param="min_tokens"
+            )

@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..errors import RequestError
+from ..ranges import ITEM_RANGES, RANGES, check_range, shown
 
-MAX_CHOICES = 128
 MAX_BATCH = 1024
-MAX_SAFE_SEED = 1 << 64
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -132,7 +131,7 @@ _WHERE = re.compile(r" - at `\$\.?(.*)`$")
 def parse(data: bytes, kind: type[Body]) -> Body:
     """The body as `kind`. Raises `RequestError` naming the parameter."""
     try:
-        value = msgspec.json.decode(data)
+        value = _decoder.decode(data)
     except msgspec.DecodeError as error:
         raise RequestError(f"The request body is not valid JSON: {error}") from error
     except RecursionError as error:
@@ -141,10 +140,39 @@ def parse(data: bytes, kind: type[Body]) -> Body:
         raise RequestError("The request body must be a JSON object.")
     fields = {name: item for name, item in value.items() if item is not None}
     _refuse_missing_features(fields)
+    _check_numbers(fields)
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise _named(error) from error
+
+
+_decoder = msgspec.json.Decoder(float_hook=float)
+"""A number beyond float64 becomes infinite, so that its range refuses it by name."""
+
+
+def _check_numbers(fields: Mapping[str, Any]) -> None:
+    """Every number lies in the range of its parameter, also inside lists and maps; wrong types are left to the conversion."""
+    for name in fields.keys() & RANGES.keys():
+        if _is_number(fields[name]):
+            check_range(name, fields[name])
+    for name in fields.keys() & ITEM_RANGES.keys():
+        _check_items(name, fields[name], name, deeper=True)
+
+
+def _check_items(name: str, items: object, where: str, *, deeper: bool) -> None:
+    if not isinstance(items, dict | list):
+        return
+    allowed = ITEM_RANGES[name]
+    for key, item in items.items() if isinstance(items, dict) else enumerate(items):
+        if deeper and isinstance(item, list):
+            _check_items(name, item, f"{where}[{key}]", deeper=False)
+        elif _is_number(item) and item not in allowed:
+            raise RequestError(f"{where}[{shown(key)}] must be in {allowed}, got {shown(item)}.", param=name)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _refuse_missing_features(fields: dict[str, Any]) -> None:

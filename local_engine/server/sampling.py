@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ContextOverflow, RequestError
+from ..ranges import shown
 from ..sampling_params import SamplingParams
-from .requests import MAX_BATCH, MAX_CHOICES, ChatRequest, CompletionRequest
+from .requests import MAX_BATCH, ChatRequest, CompletionRequest
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's, when a completion names no `max_tokens`; less where the context leaves less."""
+_TOKEN_ID = re.compile("[0-9]{1,10}")
 
 _DEFAULTS: Mapping[str, float] = {
     "temperature": 1.0,
@@ -42,9 +48,16 @@ class ParameterBuilder:
         self._priorities = priorities
 
     def build(
-        self, body: ChatRequest | CompletionRequest, prompts: Sequence[Sequence[int]], *, wanted: int | None, param: str
+        self,
+        body: ChatRequest | CompletionRequest,
+        prompts: Sequence[Sequence[int]],
+        *,
+        wanted: int | None,
+        param: str,
+        unasked: int | None = None,
     ) -> list[SamplingParams]:
-        """One set of parameters per prompt. `wanted`: output tokens asked for; None: all that the context leaves.
+        """One set of parameters per prompt. `wanted`: output tokens asked for; None: what the context leaves, at most
+        `unasked`.
 
         Raises `RequestError`, and `ContextOverflow` with the limit, the prompt's and the output's tokens.
         """
@@ -56,7 +69,7 @@ class ParameterBuilder:
             room = self.max_model_len - len(prompt)
             if room < (1 if wanted is None else wanted) or room < 1:
                 raise ContextOverflow(limit=self.max_model_len, prompt=len(prompt), output=wanted, param=param)
-            output = room if wanted is None else wanted
+            output = min(room, unasked or room) if wanted is None else wanted
             values = {**self._defaults, **given}
             params = SamplingParams(
                 **{name: values[name] for name in _DEFAULTS},
@@ -78,13 +91,9 @@ class ParameterBuilder:
     def _seed(self, seed: int | None) -> int:
         if seed is None:
             return self._random.getrandbits(64)
-        if not -(1 << 63) <= seed < 1 << 64:
-            raise RequestError(f"seed must fit in 64 bits, got {seed}.", param="seed")
         return seed % (1 << 64)
 
     def _check_shape(self, body: ChatRequest | CompletionRequest, prompts: Sequence[Sequence[int]]) -> None:
-        if not 1 <= body.n <= MAX_CHOICES:
-            raise RequestError(f"n must be between 1 and {MAX_CHOICES}, got {body.n}.", param="n")
         if len(prompts) > MAX_BATCH:
             raise RequestError(f"prompt takes at most {MAX_BATCH} prompts, got {len(prompts)}.", param="prompt")
         if body.stream_options is not None and not body.stream:
@@ -93,8 +102,6 @@ class ParameterBuilder:
             raise RequestError("stream_options.include_obfuscation is not supported.", param="stream_options")
         if body.priority != 0 and not self._priorities:
             raise RequestError("priority needs an engine started with --scheduling-policy priority.", param="priority")
-        if not -(1 << 31) <= body.priority < 1 << 31:
-            raise RequestError(f"priority must fit in 32 bits, got {body.priority}.", param="priority")
         for index, prompt in enumerate(prompts):
             if not prompt:
                 where = f"prompt {index} of {len(prompts)}" if len(prompts) > 1 else "the prompt"
@@ -104,7 +111,9 @@ class ParameterBuilder:
     def _check_ids(self, prompt: Sequence[int]) -> None:
         if not 0 <= min(prompt) <= max(prompt) < self.vocab_size:
             wrong = next(token for token in prompt if not 0 <= token < self.vocab_size)
-            raise RequestError(f"token id {wrong} is out of vocabulary (0..{self.vocab_size - 1}).", param="prompt")
+            raise RequestError(
+                f"token id {shown(wrong)} is out of vocabulary (0..{self.vocab_size - 1}).", param="prompt"
+            )
 
 
 def chat_output_tokens(body: ChatRequest) -> int | None:
@@ -119,10 +128,10 @@ def chat_output_tokens(body: ChatRequest) -> int | None:
     return wanted
 
 
-def completion_output_tokens(body: CompletionRequest) -> int:
-    """OpenAI's default is 16; 0 is meant only to have the prompt echoed."""
-    wanted = 16 if body.max_tokens is None else body.max_tokens
-    if wanted < (0 if body.echo else 1):
+def completion_output_tokens(body: CompletionRequest) -> int | None:
+    """`max_tokens`; 0 is meant only to have the prompt echoed."""
+    wanted = body.max_tokens
+    if wanted is not None and wanted < (0 if body.echo else 1):
         raise RequestError(f"max_tokens must be at least 1 (0 only with echo), got {wanted}.", param="max_tokens")
     return wanted
 
@@ -130,7 +139,7 @@ def completion_output_tokens(body: CompletionRequest) -> int:
 def _logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:
     bias: dict[int, float] = {}
     for key, value in (given or {}).items():
-        if not (key.isascii() and key.isdigit()):
-            raise RequestError(f"logit_bias takes token ids as keys, got {key!r}.", param="logit_bias")
+        if not _TOKEN_ID.fullmatch(key):
+            raise RequestError(f"logit_bias takes token ids as keys, got {shown(key)}.", param="logit_bias")
         bias[int(key)] = value
     return bias

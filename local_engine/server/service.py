@@ -18,7 +18,7 @@ from ..generation import Generation, GenerationRequest, Usage
 from ..tokenizer import Tokenizer
 from .http import HttpError
 from .requests import ChatRequest, CompletionRequest, TokenizeRequest
-from .sampling import ParameterBuilder, chat_output_tokens, completion_output_tokens
+from .sampling import DEFAULT_COMPLETION_TOKENS, ParameterBuilder, chat_output_tokens, completion_output_tokens
 
 SMALL_TEXT = 4_096
 """Characters below which tokenising on the event loop is cheaper than a thread."""
@@ -111,7 +111,7 @@ class Service:
         self.check_model(body.model)
         wanted = completion_output_tokens(body)
         prompts = await self._prompts(body)
-        params = builder.build(body, prompts, wanted=wanted, param="prompt")
+        params = builder.build(body, prompts, wanted=wanted, param="prompt", unasked=DEFAULT_COMPLETION_TOKENS)
         return self._submit(body, request_id, prompts, params)
 
     def _submit(

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kernels.cpu.operations import CpuOperations
 from kernels.sampling import draw_reference
 from local_engine import sampler
 from local_engine.batch import ScheduledSequence
 from local_engine.philox import philox, uniforms
+from local_engine.ranges import MAX_COUNT, RANGES
 from local_engine.sampling_params import SamplingParams
 
 PROBABILITIES = [0.5, 0.2, 0.1, 0.1, 0.06, 0.03, 0.01]
@@ -135,6 +138,34 @@ def test_rule_39_nan_logits_fail_that_sequence_alone(sample: Sample, temperature
     tokens = sample(rows, [sequence(temperature=temperature, seed=1)] * 3)
     assert tokens[1] is None
     assert tokens[0] is not None and tokens[0] == tokens[2]
+
+
+def in_range(name: str) -> st.SearchStrategy[float]:
+    allowed = RANGES[name]
+    return st.floats(allowed.low, allowed.high, exclude_min=allowed.above_low)
+
+
+IN_RANGE = st.fixed_dictionaries(
+    {
+        "temperature": in_range("temperature") | st.sampled_from([0.0, 5e-324, 1e-5, 0.01, 100.0]),
+        "top_p": in_range("top_p") | st.sampled_from([5e-324, 1e-300, 1.0]),
+        "top_k": st.sampled_from([-1, 0, 1, 2, 7, 8, MAX_COUNT]),
+        "min_p": in_range("min_p") | st.sampled_from([5e-324, 1.0]),
+        "repetition_penalty": in_range("repetition_penalty") | st.sampled_from([0.01, 100.0]),
+        "presence_penalty": in_range("presence_penalty"),
+        "frequency_penalty": in_range("frequency_penalty"),
+        "logit_bias": st.dictionaries(st.integers(0, 6), st.floats(-100.0, 100.0)),
+    }
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(IN_RANGE, st.lists(st.floats(-1e4, 1e4, width=32), min_size=7, max_size=7))
+def test_any_parameters_within_their_ranges_draw_a_token(values: dict[str, Any], row: list[float]) -> None:
+    one = sequence(prompt=[0, 1, 2], output=[2, 2, 6], **values)
+    for draw in PATHS.values():
+        (token,) = sampler.sample(torch.tensor([row]), [one], draw)
+        assert token is not None and 0 <= token < 7
 
 
 def test_a_row_with_everything_masked_fails_alone(sample: Sample) -> None:
