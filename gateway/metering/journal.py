@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from billing.usage import Usage
 from gateway.metering.errors import JournalBroken, JournalError, JournalFull, RecordTooLarge
 from gateway.metering.frames import FRAME_BYTES, HEADER_BYTES, MAX_PAYLOAD, pack_frame, pack_header
 from gateway.metering.records import AttemptOpened, RequestClosed, encode
@@ -364,12 +365,18 @@ class Journal:
 
 
 def _shortened(record: RequestClosed) -> RequestClosed:
-    """The same outcome with every error text cut to `ERROR_BYTES`; numbers are never touched."""
+    """The same outcome with every error text and flaw cut to `ERROR_BYTES`; numbers are never touched."""
 
     def cut(text: str | None) -> str | None:
-        return None if text is None else text.encode()[:ERROR_BYTES].decode(errors="ignore")
+        return None if text is None else text.encode(errors="replace")[:ERROR_BYTES].decode(errors="ignore")
 
-    attempts = tuple(msgspec.structs.replace(attempt, error=cut(attempt.error)) for attempt in record.attempts)
+    def flawed(usage: Usage | None) -> Usage | None:
+        return usage if usage is None or usage.flaw is None else msgspec.structs.replace(usage, flaw=cut(usage.flaw))
+
+    attempts = tuple(
+        msgspec.structs.replace(attempt, error=cut(attempt.error), usage=flawed(attempt.usage))
+        for attempt in record.attempts
+    )
     return msgspec.structs.replace(record, error=cut(record.error), attempts=attempts)
 
 

@@ -24,7 +24,6 @@ from gateway.metering.reader import Place
 from gateway.metering.segments import process_folders, try_lock
 from gateway.metering.shipper import Outage, Shipped, Shipper
 from gateway.metering.source import HOUR_US, Source, drop_dead_folder, drop_shipped_segments, unshipped_bytes
-from gateway.metering.verdict import Verdict
 from gateway.metering.watermarks import Watermarks
 from gateway.metrics import Metrics
 from gateway.settings import JournalSettings
@@ -226,8 +225,7 @@ class Recorder:
             shipped = await shipper.ship(source.name, source.items) if source.items else Shipped()
             source.shipped()
         except Outage as outage:
-            reason = "rows" if outage.verdict is Verdict.CONTENT else outage.verdict.value
-            self._retry_later(source, reason, str(outage))
+            self._retry_later(source, outage.verdict.value, str(outage))
             return False
         except (SegmentError, OSError) as error:
             self._retry_later(source, "journal", str(error))

@@ -1,15 +1,19 @@
 """What the journal holds: an attempt opened, a request closed.
 
 Records are msgpack arrays with a tag, so that a field may be appended (with a default) and old segments stay readable.
-They hold no cycles, so the collector is spared them.
+They hold no cycles, so the collector is spared them. Encoding never fails: a request that was answered must not be lost for a
+value in its record, so what msgpack refuses is tamed (and flagged, where it is a usage).
 Times are microseconds since the epoch, UTC. `request_id` is the 16 bytes of the request's UUIDv7.
 """
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 import msgspec
 
 from billing.books import Pins
+from billing.money import INT64_MAX
 from billing.usage import Usage
 
 
@@ -70,8 +74,34 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Record)
 
 
+MOST_COUNT: Final = 2**53
+"""What a number that no 64 bits hold is written as; the adapters let none so large pass, this is the second line."""
+TAMED: Final = "a count is beyond 64 bits"
+
+
 def encode(record: Record) -> bytes:
-    return _encoder.encode(record)
+    """Whole as it is; where a number or a text cannot be written, with that one value tamed."""
+    try:
+        payload = _encoder.encode(record)
+    except (OverflowError, UnicodeError):
+        return _encoder.encode(_tamed(msgspec.to_builtins(record, builtin_types=(bytes,))))
+    return payload
+
+
+def _tamed(value: Any) -> Any:
+    """The same with integers within 64 bits, and texts that UTF-8 can say."""
+    if isinstance(value, int):
+        return value if -INT64_MAX <= value <= INT64_MAX else MOST_COUNT if value > 0 else -MOST_COUNT
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, (list, tuple)):
+        return [_tamed(each) for each in value]
+    if isinstance(value, dict):
+        tamed = {_tamed(name): _tamed(each) for name, each in value.items()}
+        if any(isinstance(each, int) and each != tamed.get(name) for name, each in value.items()):
+            tamed.setdefault("flaw", TAMED)
+        return tamed
+    return value
 
 
 def decode(payload: bytes | memoryview) -> Record:

@@ -33,7 +33,7 @@ from gateway.metrics import Metrics
 log = logging.getLogger(__name__)
 
 SYSTEMATIC: Final = 8
-"""When so many rows fail and none of their batch passes, the rows are not to blame: nothing is set aside."""
+"""When so many rows fail for no fault of what they hold, and none of their batch passes, they are not to blame: they wait."""
 
 DISPOSE_S: Final = 3.0
 
@@ -73,6 +73,14 @@ class _Ready:
     row: UsageRecord
 
 
+@dataclass(frozen=True, slots=True)
+class _Guilty:
+    """A row that cannot be written even alone. `certain`: for what it holds, and so however many others there are."""
+
+    letter: DeadLetter
+    certain: bool
+
+
 class Shipper:
     """One connection to the books. Used from one event loop."""
 
@@ -104,19 +112,25 @@ class Shipper:
             else:
                 letters.append(letter(journal, item, made))
         ready.sort(key=lambda one: one.row.id.int)
-        guilty: list[DeadLetter] = []
+        guilty: list[_Guilty] = []
         await self._write(journal, ready, shipped, guilty)
-        if len(guilty) == len(ready) >= SYSTEMATIC:
-            raise Outage(f"no row of {len(ready)} can be written: {guilty[0].reason}", Verdict.CONTENT)
-        letters += guilty
+        doubtful = [one for one in guilty if not one.certain]
+        outage = len(guilty) == len(ready) and len(doubtful) >= SYSTEMATIC
+        letters += [one.letter for one in guilty if one.certain or not outage]
         if letters:
-            shipped.set_aside = await self._transact(lambda connection: set_aside(connection, letters))
-            self._metrics.dead_letters.inc(shipped.set_aside)
+            await self._set_aside(journal, letters, shipped)
+        if outage:
+            raise Outage(f"no row of {len(ready)} can be written: {doubtful[0].letter.reason}", Verdict.DOUBT)
+        return shipped
+
+    async def _set_aside(self, journal: str, letters: Sequence[DeadLetter], shipped: Shipped) -> None:
+        shipped.set_aside = await self._transact(lambda connection: set_aside(connection, letters))
+        self._metrics.dead_letters.inc(shipped.set_aside)
+        if shipped.set_aside:
             for one in letters:
                 log.error(
                     "journal %s: request %s is set aside as %s: %s", journal, one.request_id, one.digest, one.reason
                 )
-        return shipped
 
     async def tell(self, marks: Sequence[Mark]) -> None:
         """Raises the journals' watermarks. Raises `Outage`."""
@@ -148,7 +162,7 @@ class Shipper:
         made = _rated(books, item, _beyond(books, [item]))
         if not isinstance(made, UsageRecord):
             return False
-        guilty: list[DeadLetter] = []
+        guilty: list[_Guilty] = []
         await self._write(one.journal, [_Ready(item, made)], shipped, guilty)
         if guilty:
             return False
@@ -166,7 +180,7 @@ class Shipper:
         async with reading(self._database()) as connection:
             return await load_books(connection)
 
-    async def _write(self, journal: str, ready: Sequence[_Ready], shipped: Shipped, guilty: list[DeadLetter]) -> None:
+    async def _write(self, journal: str, ready: Sequence[_Ready], shipped: Shipped, guilty: list[_Guilty]) -> None:
         """Commits `ready` in one transaction, or in halves when something in it cannot be written."""
         if not ready:
             return
@@ -176,7 +190,8 @@ class Shipper:
             raise
         except Exception as error:
             if len(ready) == 1:
-                guilty.append(letter(journal, ready[0].item, _said(error)))
+                found = letter(journal, ready[0].item, _said(error))
+                guilty.append(_Guilty(found, judge(error) is Verdict.CONTENT))
                 return
             middle = len(ready) // 2
             await self._write(journal, ready[:middle], shipped, guilty)
@@ -224,7 +239,7 @@ class Shipper:
                 return await work()
         except Exception as error:
             verdict = judge(error)
-            if verdict is Verdict.CONTENT:
+            if verdict in (Verdict.CONTENT, Verdict.DOUBT):
                 raise
             if verdict is not Verdict.CONFLICT:
                 await self._drop_connections()

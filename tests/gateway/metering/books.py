@@ -42,6 +42,13 @@ class BooksDatabase:
 
         return self.run(query)
 
+    def execute(self, *statements: str) -> None:
+        async def work(connection: AsyncConnection) -> None:
+            for statement in statements:
+                await connection.exec_driver_sql(statement)
+
+        self.run(work)
+
     def count(self, table: str, where: str = "1 = 1") -> int:
         return int(self.rows(f"SELECT count(*) FROM {table} WHERE {where}")[0][0])
 

@@ -222,19 +222,83 @@ def test_text_that_a_database_refuses_does_not_hold_up_the_rest(
     assert letters == (1 if database.url.startswith("postgresql") else 0)
 
 
-def test_when_no_row_passes_the_rows_are_not_to_blame(database: BooksDatabase, make_journal: MakeJournal) -> None:
-    """Twenty of twenty failing is a fault of something common to them: reported, tried again, never set aside."""
+REFUSE_ALL = {
+    "sqlite": ["CREATE TRIGGER no_more BEFORE INSERT ON usage BEGIN SELECT RAISE(ABORT, 'not today'); END"],
+    "postgresql": [
+        "CREATE FUNCTION no_more() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not today'; END $$",
+        "CREATE TRIGGER no_more BEFORE INSERT ON usage FOR EACH ROW EXECUTE FUNCTION no_more()",
+    ],
+}
+ALLOW = {"sqlite": "DROP TRIGGER no_more", "postgresql": "DROP TRIGGER no_more ON usage"}
+
+
+def test_when_no_row_passes_for_what_is_common_to_all_they_wait(
+    database: BooksDatabase, make_journal: MakeJournal
+) -> None:
+    """Twenty of twenty failing for no fault of theirs: reported, tried again, never set aside, written in the end."""
+    kind = "postgresql" if database.url.startswith("postgresql") else "sqlite"
+    database.execute(*REFUSE_ALL[kind])
     journal = make_journal()
     for _ in range(20):
         attempt = opened()
         journal.open(attempt)
-        journal.close(closed(attempt, outcome(usage=Usage(input=2**63))))
-    with recording(database, journal.folder.parent, journal, drain=False) as metrics:
-        eventually(
-            lambda: value(metrics, "recorder_failures_total", reason="rows") >= 2, "it is reported and tried again"
-        )
+        journal.close(closed(attempt))
+    with recording(database, journal.folder.parent, journal) as metrics:
+
+        def failures() -> float:
+            return sum(value(metrics, "recorder_failures_total", reason=reason) for reason in ("rows", "connection"))
+
+        eventually(lambda: failures() >= 2, "it is reported and tried again")
+        assert database.count("metering_dead_letters") == 0
+        database.execute(ALLOW[kind])
+        eventually(lambda: value(metrics, "recorder_rows_total") == 20, "all are written")
     assert database.count("metering_dead_letters") == 0
-    assert database.count("usage") == 0
+
+
+def test_rule_32_rows_that_fail_for_what_they_hold_stall_nobody_however_many_they_are(
+    database: BooksDatabase, make_journal: MakeJournal
+) -> None:
+    """Law: every answered request is a row or a dead letter, whatever it holds and whatever its neighbours hold."""
+    journal = make_journal()
+
+    def answered(usage: Usage) -> bytes:
+        attempt = opened()
+        journal.open(attempt)
+        journal.close(closed(attempt, outcome(usage=usage)))
+        return attempt.request_id
+
+    poisoned = [answered(Usage(input=2**63, compute_us=2**63)) for _ in range(40)]
+    with recording(database, journal.folder.parent, journal) as metrics:
+        eventually(lambda: value(metrics, "dead_letters_total") == 40, "each is set aside, though none passes")
+        innocent = [answered(Usage(input=1)) for _ in range(20)]
+        eventually(lambda: value(metrics, "recorder_rows_total") == 20, "those who come after are written")
+        assert value(metrics, "recorder_failures_total", reason="rows") == 0
+
+    def ids(table: str, column: str) -> list[bytes]:
+        found = [row[0] for row in database.rows(f"SELECT {column} FROM {table}")]
+        return sorted(
+            each.bytes if isinstance(each, UUID) else UUID(str(each)).bytes if isinstance(each, str) else bytes(each)
+            for each in found
+        )
+
+    assert ids("metering_dead_letters", "request_id") == sorted(poisoned)
+    assert ids("usage", "id") == sorted(innocent)
+
+
+def test_a_value_beyond_64_bits_is_journalled_tamed_and_flagged(
+    database: BooksDatabase, make_journal: MakeJournal
+) -> None:
+    """Law: `open` and `close` never fail for what a record holds, so no attempt stays open for it."""
+    journal = make_journal()
+    attempt = opened(tags={"team": "bad \ud800"}, reserved=Usage(input=2**70))
+    with recording(database, journal.folder.parent, journal):
+        journal.open(attempt)
+        usage = Usage(input=9, output=5, compute_us=2**64)
+        journal.close(closed(attempt, outcome(usage=usage, error="bad \udc80")))
+        assert journal.in_flight == 0
+    assert database.rows("SELECT status, total_input, compute_us, flaw, tags FROM usage") == [
+        ("completed", 9, 2**53, "a count is beyond 64 bits", '{"team":"bad ?"}')
+    ]
 
 
 def test_pins_beyond_the_database_are_set_aside_and_never_rated_with_less(
