@@ -13,10 +13,9 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from .chat_messages import Message, prepare
 from .errors import ChatTemplateError, ConfigError, RequestError
 from .tokenizer import SpecialTokens
-
-Message = Mapping[str, Any]
 
 
 class _Refused(jinja2.TemplateError):
@@ -54,7 +53,7 @@ class ChatTemplate:
             raise RequestError(
                 "continue_final_message and add_generation_prompt cannot both be true.", param="continue_final_message"
             )
-        prepared = [_prepare(message, index) for index, message in enumerate(messages)]
+        prepared = [prepare(message, index) for index, message in enumerate(messages)]
         try:
             text = self._template.render(
                 **{**self._tokens, **(extra or {})}, messages=prepared, add_generation_prompt=add_generation_prompt
@@ -64,44 +63,6 @@ class ChatTemplate:
         except Exception as error:  # a template may fail as any program may
             raise ChatTemplateError(f"The model's chat template cannot render these messages: {error}") from error
         return _cut_after_final(text, prepared) if continue_final_message else text
-
-
-def _prepare(message: Message, index: int) -> dict[str, Any]:
-    """A copy with plain-text content and with tool-call arguments parsed, which is what templates expect."""
-    prepared = dict(message)
-    content = prepared.get("content")
-    if isinstance(content, list):
-        prepared["content"] = "\n".join(_part_text(part, index) for part in content)
-    elif content is not None and not isinstance(content, str):
-        raise RequestError(
-            f"messages[{index}].content must be a string or a list of text parts.", param=f"messages[{index}].content"
-        )
-    calls = prepared.get("tool_calls")
-    if isinstance(calls, list):
-        prepared["tool_calls"] = [_prepare_call(call, index) for call in calls]
-    return prepared
-
-
-def _part_text(part: object, index: int) -> str:
-    if isinstance(part, dict) and part.get("type") in ("text", "input_text") and isinstance(part.get("text"), str):
-        return str(part["text"])
-    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise RequestError(
-        f"messages[{index}].content holds a part of type {kind!r}; this model takes text only.",
-        param=f"messages[{index}].content",
-    )
-
-
-def _prepare_call(call: object, index: int) -> object:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except ValueError as error:
-        where = f"messages[{index}].tool_calls"
-        raise RequestError(f"{where}: function.arguments is no JSON: {error}", param=where) from error
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _cut_after_final(text: str, messages: Sequence[dict[str, Any]]) -> str:

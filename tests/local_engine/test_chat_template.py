@@ -29,9 +29,9 @@ def test_rule_41_a_template_that_refuses_speaks_in_its_own_words() -> None:
 
 
 def test_a_message_that_the_template_cannot_read_is_the_callers_error() -> None:
-    template = ChatTemplate("{{ 'x' + messages[0]['content'] }}", SPECIAL)
+    template = ChatTemplate("{{ 'x' + messages[0]['mood'] }}", SPECIAL)
     with pytest.raises(ChatTemplateError, match="cannot render these messages"):
-        template.render([{"role": "user"}])
+        template.render([user("hi")])
 
 
 def test_rule_41_tool_call_arguments_are_parsed_before_rendering() -> None:
@@ -39,7 +39,7 @@ def test_rule_41_tool_call_arguments_are_parsed_before_rendering() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
     assert template.render([{"role": "assistant", "content": None, "tool_calls": [call]}]) == "Bern"
     broken = {**call, "function": {"name": "weather", "arguments": "{"}}
-    with pytest.raises(RequestError, match=r"messages\[0\].tool_calls: function.arguments is no JSON"):
+    with pytest.raises(RequestError, match=r"messages\[0\].tool_calls\[0\].function.arguments is no JSON"):
         template.render([{"role": "assistant", "tool_calls": [broken]}])
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 import openai
 import pytest
 
 MODEL = "tiny-model"
+USAGE = {"include_usage": True}
 HELLO = [{"role": "user", "content": "hi"}]
 
 
@@ -94,6 +97,28 @@ async def test_rule_39_a_prompt_too_long_says_limit_prompt_and_output(client: ht
     assert "you requested 513 tokens (500 in the prompt, 13 in the completion)" in str(error["message"])
 
 
+@pytest.mark.parametrize("extra", [{}, {"max_tokens": 1}, {"max_tokens": None}])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_rule_39_a_prompt_one_short_of_the_context_completes_with_one_token(
+    client: httpx.AsyncClient, extra: dict[str, object], stream: bool
+) -> None:
+    whole = {"model": MODEL, "prompt": "x" * 511, **extra}
+    if stream:
+        answer = await client.post("/v1/completions", json={**whole, "stream": True, "stream_options": USAGE})
+        usage = json.loads(answer.text.strip().splitlines()[-3].removeprefix("data: "))["usage"]
+    else:
+        answer = await client.post("/v1/completions", json=whole)
+        assert answer.json()["choices"][0]["finish_reason"] == "length"
+        usage = answer.json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (511, 1)
+
+
+async def test_a_completion_without_max_tokens_is_sixteen_or_what_the_context_leaves(client: httpx.AsyncClient) -> None:
+    for prompt, tokens in (("x" * 100, 16), ("x" * 505, 7)):
+        answer = await client.post("/v1/completions", json={"model": MODEL, "prompt": prompt})
+        assert answer.json()["usage"]["completion_tokens"] == tokens
+
+
 async def test_rule_39_without_max_tokens_the_context_is_filled(client: httpx.AsyncClient) -> None:
     fits = [{"role": "user", "content": "x" * 511}]
     answer = await client.post("/v1/chat/completions", json={"model": MODEL, "messages": fits})
@@ -145,6 +170,35 @@ async def test_rule_31_a_broken_body_is_a_400(client: httpx.AsyncClient, data: b
     answer = await client.post("/v1/chat/completions", content=data)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith(message)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([1], "messages[0]"),
+        ([None], "messages[0]"),
+        (["hi"], "messages[0]"),
+        ([[]], "messages[0]"),
+        ([*HELLO, None], "messages[1]"),
+        ("hi", "messages"),
+        ({}, "messages"),
+        (1, "messages"),
+        ([{"role": "user", "content": 1}], "messages[0].content"),
+        ([{"role": "user", "content": None}], "messages[0].content"),
+        ([{"role": "user", "content": {"text": "x"}}], "messages[0].content"),
+        ([{"role": "user", "content": [1]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "text", "text": None}]}], "messages[0].content[0].text"),
+        ([{"role": ["user"], "content": "x"}], "messages[0].role"),
+        ([{}], "messages[0].role"),
+    ],
+)
+async def test_rule_31_what_is_wrong_in_messages_is_named_by_its_place(
+    client: httpx.AsyncClient, path: str, messages: object, param: str
+) -> None:
+    error = await refused(client, path, {"model": MODEL, "messages": messages})
+    assert error["param"] == param
+    assert param in str(error["message"])
 
 
 async def test_unknown_paths_and_methods(client: httpx.AsyncClient) -> None:
