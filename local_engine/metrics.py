@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -13,6 +13,8 @@ from prometheus_client.samples import Sample
 
 from .generation import Choice, Generation
 from .messages import Stats
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # untyped there
 
 OURS, VLLM = "metergate_engine_", "vllm:"
 _SECONDS = (
