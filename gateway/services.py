@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -36,6 +37,9 @@ would look for them on every second request; what lives from the start is frozen
 SWITCH_S: Final = 0.0005
 """How long a request may wait for the recorder's thread to let go of the interpreter (docs/decisions/0003-recorder-thread.md)."""
 SETTLE_S: Final = 5.0
+INHERIT_S: Final = 30.0
+"""So long a process that starts is not ready while it ships what a dead one left. Requests without a hard budget need not wait
+longer; the others get 503 until it is done."""
 
 
 @dataclass(slots=True)
@@ -58,12 +62,14 @@ class Services:
     draining: bool = False
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     _started: bool = False
+    _ready_by_s: float = 0.0
 
     async def start(self) -> None:
         """Once; a database that is away only delays readiness. Raises what no waiting mends (`PepperError`)."""
         if self._started:
             return
         self._started = True
+        self._ready_by_s = time.monotonic() + INHERIT_S
         await self.catalog.start()
         await self.admission.start()
         self.recorder.start()
@@ -115,6 +121,8 @@ class Services:
             reasons.append(self.catalog.refused or "the catalog has not been read from the database yet")
         if not self.journal.writable:
             reasons.append(self.journal.trouble or "the journal cannot be written")
+        if not self.admission.seeding.current and time.monotonic() < self._ready_by_s:
+            reasons.append("what a process that died had journalled is on its way into the database")
         if self.draining:
             reasons.append("shutting down")
         return reasons
@@ -146,7 +154,7 @@ async def build_services(settings: Settings) -> Services:
         database=database,
         catalog=catalog,
         authenticator=authenticator,
-        admission=build_admission(settings, catalog, database, _gauge_of(metrics)),
+        admission=build_admission(settings, catalog, database, _gauge_of(metrics), lambda: recorder.inheriting),
         router=Router(settings),
         journal=journal,
         recorder=recorder,

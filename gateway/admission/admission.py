@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
@@ -121,7 +121,9 @@ class Admission:
         database: AsyncEngine,
         *,
         lease_ttl_s: float = LEASE_TTL_S,
+        inheriting: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`inheriting`: whether journals of dead processes are still on their way into the database."""
         self.settings = settings
         self.store = store
         self._catalog = catalog
@@ -132,7 +134,7 @@ class Admission:
         self._standings: dict[str, _Standing] = {}
         self._standing_in: Snapshot | None = None
         self._indexed: tuple[object, dict[int, BudgetRow]] = (None, {})
-        self.seeding = Seeding(database, store, BudgetCatalog(self._budget, self._rates))
+        self.seeding = Seeding(database, store, BudgetCatalog(self._budget, self._rates), inheriting)
         self._renewal: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -179,6 +181,8 @@ class Admission:
         hard = asked.standing.hard
         if not asked.scopes and not asked.budgets:
             return self._lease(asked, Claim(request_id, (), asked.tokens, (), self._ttl_us), cap, n, hard, [])
+        if hard and not self.seeding.current:
+            await self._inherit()
         claim = self._claim(asked, asked.routes, asked.costs)
         if asked.idle:
             await self._wake(asked.idle)
@@ -399,6 +403,13 @@ class Admission:
                 return claim, answer
             claim = await self._seed(asked, claim, answer.windows)
         raise answers.store_unavailable(StoreUnavailable("the budgets are still being counted"))
+
+    async def _inherit(self) -> None:
+        """Nothing hard is counted before what dead processes spent is in the sums. Raises `ApiError` 503."""
+        try:
+            await self.seeding.inherit()
+        except StoreUnavailable as error:
+            raise answers.store_unavailable(error) from error
 
     async def _wake(self, windows: list[BudgetWindow]) -> None:
         """Have wallets counted anew: money may have come in since they were last used. What cannot be read stays as it is."""

@@ -20,9 +20,11 @@ def build_admission(
     catalog: CatalogView,
     database: AsyncEngine,
     on_store_state: Callable[[bool], None] | None = None,
+    inheriting: Callable[[], bool] = lambda: False,
 ) -> Admission:
-    """`on_store_state` hears whether a shared store answers (a metric). `Admission.start` connects."""
-    return Admission(catalog, build_store(settings, on_store_state), settings, database)
+    """`on_store_state` hears whether a shared store answers (a metric); `inheriting` says whether journals of dead processes are
+    still on their way into the database. `Admission.start` connects."""
+    return Admission(catalog, build_store(settings, on_store_state), settings, database, inheriting=inheriting)
 
 
 def build_store(settings: Settings, on_store_state: Callable[[bool], None] | None = None) -> LimitStore:

@@ -73,6 +73,8 @@ async def key_state(admission: Admission, snapshot: Snapshot, identity: Identity
     if wallet is not None:
         asked.append(periods.of(wallet, at_us).window)
     try:
+        if asked:
+            await admission.seeding.inherit()
         view = await admission.store.view(identity.key_id, asked)
         unseeded = [window for window, state in view.budgets.items() if not state.seeded]
         if wallet is not None and not admission.seeding.follows(asked[-1]) and asked[-1] not in unseeded:

@@ -6,6 +6,9 @@ sums and for which of those requests it has rows. Setting the new bases and endi
 of the store. So nothing is missed and nothing counted twice, except a request whose row overtook its own settlement: that
 one counts twice until the next round, on the safe side. Corrections, lost requests that the recorder found, an old copy of
 the store or of the database: a round later the figures are the database's again.
+
+What a process that died had settled and not yet shipped stands in its journal alone. So hard budgets and wallets wait until the
+recorder has shipped the journals of the dead (`current`); periods that got a base before that are counted anew first.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import Final
 from uuid import UUID
 
@@ -39,6 +43,9 @@ logger = logging.getLogger(__name__)
 
 ROUND_S: Final = 1.0
 READ_TIMEOUT_S: Final = 2.0
+PATIENCE_S: Final = 1.0
+INHERIT_S: Final = 0.01
+"""How often it is asked whether the journals of the dead are in the database."""
 ACTIVE_S: Final = 120.0
 """A budget period is kept in line by a process for so long after its last request there."""
 WINDOWS_PER_ROUND: Final = 200
@@ -57,14 +64,24 @@ class BudgetCatalog:
 class Seeding:
     """Keeps a store's budget periods equal to the database's sums plus what the database does not have yet."""
 
-    def __init__(self, database: AsyncEngine, store: LimitStore, catalog: BudgetCatalog) -> None:
+    def __init__(
+        self, database: AsyncEngine, store: LimitStore, catalog: BudgetCatalog, inheriting: Callable[[], bool]
+    ) -> None:
+        """`inheriting`: whether journals of dead processes are still on their way into the database."""
         self._database = database
+        self._inheriting = inheriting
+        self._inherited = False
+        self._inheritance = asyncio.Lock()
+        self._early: set[BudgetWindow] = set()
+        """Periods whose base was read while the journals of the dead were on their way."""
         self._store = store
         self._catalog = catalog
         self._active: OrderedDict[BudgetWindow, float] = OrderedDict()
         self._versions: dict[BudgetWindow, int] = {}
         self._pending: dict[BudgetWindow, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._heir: asyncio.Task[None] | None = None
+        self._patient_until_s = 0.0
         self.uncountable: dict[BudgetWindow, str] = {}
         """Periods whose sum cannot be formed (a rate is missing), and why."""
         self._began_us = time.time_ns() // 1000
@@ -72,13 +89,56 @@ class Seeding:
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._round_forever(), name="budget seeding")
+        self._patient_until_s = time.monotonic() + PATIENCE_S
+        self._heir = asyncio.create_task(self._inherit_soon(), name="budget inheritance")
 
     async def stop(self) -> None:
-        tasks = [task for task in (self._task, *self._pending.values()) if task is not None]
+        tasks = [task for task in (self._task, self._heir, *self._pending.values()) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._task = None
+        self._task = self._heir = None
+
+    @property
+    def current(self) -> bool:
+        """Whether bases hold what dead processes settled. A shared store, once they have, holds what dies later by itself."""
+        if self._inherited and self._behind():
+            self._inherited = False
+            self._early.update(self._versions)
+        return self._inherited
+
+    async def inherit(self) -> None:
+        """Returns when bases hold what dead processes settled. Raises `StoreUnavailable` while that cannot be known.
+
+        Right after the start it waits a moment: then it takes only so long to see that nobody died.
+        """
+        while self._inheriting() and time.monotonic() < self._patient_until_s:
+            await asyncio.sleep(INHERIT_S)
+        async with self._inheritance:
+            if self.current:
+                return
+            if self._inheriting():
+                raise StoreUnavailable("what a process that died had settled is not in the database yet")
+            for _ in range(TRIES * (1 + len(self._early) // WINDOWS_PER_ROUND)):
+                self._early.difference_update(self.uncountable)
+                if not self._early:
+                    break
+                await self.reconcile(list(islice(self._early, WINDOWS_PER_ROUND)))
+            else:
+                raise StoreUnavailable("the budgets are being counted anew; try again")
+            self._inherited = True
+
+    def _behind(self) -> bool:
+        """Whether the database may lack settlements that this process's store does not know of."""
+        return self._inheriting() and (self._alone or not self._inherited)
+
+    async def _inherit_soon(self) -> None:
+        while not self._inherited:
+            try:
+                await self.inherit()
+            except StoreUnavailable as error:
+                logger.debug("hard budgets wait: %s", error)
+                await asyncio.sleep(INHERIT_S)
 
     def used(self, window: BudgetWindow) -> None:
         """A request draws on this period: keep it in line."""
@@ -115,6 +175,7 @@ class Seeding:
         Where more is unshipped than one round can look at, only periods without a base get one (what they count twice, later
         rounds mend), and the backlog shrinks.
         """
+        behind = self._behind()
         try:
             async with asyncio.timeout(READ_TIMEOUT_S), self._snapshot() as connection:
                 listed = await self._store.unshipped(windows, SETTLEMENTS_PER_ROUND)
@@ -138,6 +199,11 @@ class Seeding:
         if done:
             for window, base in bases.items():
                 self._versions[window] = base.version + 1
+            if behind:
+                self._inherited = False
+                self._early.update(bases)
+            else:
+                self._early.difference_update(bases)
         return done
 
     @asynccontextmanager

@@ -77,7 +77,7 @@ class Recorder:
         self._timeout_s = timeout_s
         self._own: Source | None = None
         self._adopted: dict[str, Source] = {}
-        self._refused: set[str] = set()
+        self._looked = False
         self._watermarks = Watermarks(folder)
         self._stopping = False
         self._shipped = 0
@@ -119,6 +119,14 @@ class Recorder:
             return Lag(0, 0.0, 0)
         ahead = unshipped_bytes(own.folder, own.committed, Place(*journal.tail)) if not self._caught_up() else 0
         return Lag(ahead, time.monotonic() - self._current_at_s if ahead else 0.0, journal.in_flight)
+
+    @property
+    def inheriting(self) -> bool:
+        """Whether the database may still lack what dead processes settled: their journals are not yet found, or not yet shipped.
+
+        True until the first look. Read from other threads: once it is False, what those processes settled is committed.
+        """
+        return not self._looked or bool(self._adopted)
 
     def _caught_up(self) -> bool:
         own, journal = self._own, self._journal
@@ -285,6 +293,7 @@ class Recorder:
             self._adopted[folder.name] = Source(folder, lock=lock)
             self._metrics.adopted.inc()
             log.info("journal %s: adopted", folder.name)
+        self._looked = True
 
     def _retire(self) -> None:
         """Deletes what has been shipped for longer than `retain_hours`; earlier where `max_bytes` is near."""
