@@ -10,10 +10,8 @@ The head of an answer goes out with its first body message, so a streaming route
 from __future__ import annotations
 
 import asyncio
-import http
-import logging
 from collections import deque
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable
 from typing import Any, Final, cast
 from urllib.parse import unquote
 
@@ -21,9 +19,7 @@ import httptools
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-logger = logging.getLogger(__name__)
-
-Message = MutableMapping[str, Any]
+from gateway.serve.exchange import Exchange, Message, plain_error
 
 REQUEST_HIGH: Final = 262_144
 """Unread bytes of a request's body above which its socket is not read."""
@@ -37,182 +33,14 @@ HEAD_S: Final = 30.0
 BODY_S: Final = 60.0
 """Longest silence inside a request's body."""
 
-JOIN_BYTES: Final = 65_536
-"""A head and a body up to this size are copied into one piece; larger ones go out as a vector."""
-
-_STATUS: Final = {
-    int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode("ascii") for status in http.HTTPStatus
-}
 _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 
 
-def _plain_error(status: int, text: str, kind: str, code: str) -> bytes:
-    body = f'{{"error":{{"message":"{text}","type":"{kind}","param":null,"code":"{code}"}}}}'.encode("ascii")
-    head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-    return _STATUS[status] + head + body
-
-
-_BAD_REQUEST: Final = _plain_error(400, "This is not a valid HTTP/1.1 request.", "invalid_request_error", "bad_http")
-_HEAD_TOO_LARGE: Final = _plain_error(
+_BAD_REQUEST: Final = plain_error(400, "This is not a valid HTTP/1.1 request.", "invalid_request_error", "bad_http")
+_HEAD_TOO_LARGE: Final = plain_error(
     431, "The request's headers are too large.", "invalid_request_error", "headers_too_large"
 )
-_TOO_SLOW: Final = _plain_error(408, "The request did not arrive in time.", "invalid_request_error", "request_timeout")
-_INTERNAL: Final = _plain_error(500, "The gateway failed to answer.", "server_error", "internal_error")
-
-
-class Exchange:
-    """One request and its answer: the `receive` and `send` of ASGI."""
-
-    __slots__ = (
-        "_body", "_chunked", "_head", "_left", "_news", "_protocol", "_silent", "_waiter",
-        "close", "complete", "disconnected", "expects_continue", "more", "scope", "size", "started",
-    )  # fmt: skip
-
-    def __init__(self, protocol: HttpProtocol, scope: Message, *, close: bool, expects_continue: bool) -> None:
-        self._protocol = protocol
-        self.scope = scope
-        self.close = close
-        self.expects_continue = expects_continue
-        self.more = True
-        self.size = 0
-        self.started = False
-        self.complete = False
-        self.disconnected = False
-        self._news = False
-        self._body: list[bytes] = []
-        self._head: bytes | None = None
-        self._silent = scope["method"] == "HEAD"
-        self._chunked = False
-        self._left = 0
-        self._waiter: asyncio.Future[None] | None = None
-
-    async def run(self, app: Any) -> None:
-        try:
-            await app(self.scope, self.receive, self.send)
-        except asyncio.CancelledError:
-            self._protocol.drop()
-            raise
-        except Exception:
-            logger.exception("an answer failed inside the gateway")
-        if not (self.complete or self.disconnected):
-            if self._head is None and self.started:
-                self._protocol.drop()
-            else:
-                self._protocol.refuse(_INTERNAL)
-
-    # ---- what arrives ----
-
-    def feed(self, data: bytes) -> None:
-        self._body.append(data)
-        self.size += len(data)
-        self.wake()
-
-    def end(self) -> None:
-        self.more = False
-        self.wake()
-
-    def lose(self) -> None:
-        self.disconnected = True
-        self.wake()
-
-    def wake(self) -> None:
-        self._news = True
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    async def receive(self) -> Message:
-        """The next part of the body; `http.disconnect` once the caller has left or the answer is complete."""
-        if self.expects_continue and not self.started:
-            self.expects_continue = False
-            self._protocol.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        while not self._news:
-            self._waiter = self._protocol.loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        if self.disconnected or self.complete:
-            return {"type": "http.disconnect"}
-        self._news = False
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body.clear()
-        self.size = 0
-        self._protocol.resume_reading()
-        return {"type": "http.request", "body": body, "more_body": self.more}
-
-    # ---- what goes out ----
-
-    async def send(self, message: Message) -> None:
-        kind = message["type"]
-        if kind == "http.response.start":
-            if self.started:
-                raise RuntimeError("the answer was already started")
-            self._head = self._make_head(message["status"], message.get("headers", ()))
-            self.started = True
-            return
-        if kind != "http.response.body" or not self.started or self.complete:
-            raise RuntimeError(f"{kind} does not belong here")
-        protocol = self._protocol
-        if protocol.write_paused and not self.disconnected:
-            await protocol.drained()
-        if self.disconnected:
-            return
-        more = message.get("more_body", False)
-        data = self._frame(message.get("body", b""), more)
-        head, self._head = self._head, None
-        if head is None:
-            protocol.write(data)
-        elif len(data) <= JOIN_BYTES:
-            protocol.write(head + data)
-        else:
-            protocol.write_all((head, data))
-        if not more:
-            self.complete = True
-            self.wake()
-            protocol.answered(self)
-
-    def _make_head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-        parts = [_STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status]
-        length: int | None = None
-        lines = 1
-        for name, value in (*self._protocol.server_state.default_headers, *headers):
-            name = name.lower()
-            if name == b"content-length":
-                length = int(value)
-            elif name == b"transfer-encoding":
-                continue  # framing is this class's own affair
-            elif name == b"connection":
-                self.close = self.close or b"close" in value.lower()
-                continue
-            lines += 1
-            parts += (name, b": ", value, b"\r\n")
-        if self.close:
-            lines += 1
-            parts.append(b"connection: close\r\n")
-        if status in (204, 304):
-            self._silent = True
-        elif length is not None:
-            self._left = length
-        elif not self._silent:
-            self._chunked = True
-            lines += 1
-            parts.append(b"transfer-encoding: chunked\r\n")
-        head = b"".join(parts)
-        if head.count(b"\n") != lines or head.count(b"\r") != lines:
-            raise RuntimeError("a header of the answer holds a line break")
-        return head + b"\r\n"
-
-    def _frame(self, body: bytes, more: bool) -> bytes:
-        if self._silent:
-            return b""
-        if self._chunked:
-            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            return chunk if more else chunk + b"0\r\n\r\n"
-        self._left -= len(body)
-        if self._left < 0 or (self._left and not more):
-            raise RuntimeError("the answer's body does not have its content-length")
-        return body
+_TOO_SLOW: Final = plain_error(408, "The request did not arrive in time.", "invalid_request_error", "request_timeout")
 
 
 class HttpProtocol(asyncio.Protocol):
@@ -373,6 +201,10 @@ class HttpProtocol(asyncio.Protocol):
         exchange.end()
 
     # ---- what an exchange calls ----
+
+    @property
+    def default_headers(self) -> Iterable[tuple[bytes, bytes]]:
+        return self.server_state.default_headers
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
