@@ -60,9 +60,9 @@ class SettingsView(Protocol):
 class Lease(Generic[R]):
     """What one admitted request holds. A lease that nobody holds on to is no longer renewed and expires.
 
-    `output_cap` is the cap per choice to send upstream in place of the caller's; None: send what the caller sent. `routes` are
-    the candidates that the reservation covers, in their order: another one needs `Admission.amend` first. `reserved` is what
-    the journal writes.
+    `output_cap` is the cap per choice to send upstream, the one that was reserved; None: the caller named none, and need not.
+    `routes` are the candidates that the reservation covers, in their order: another one needs `Admission.amend` first.
+    `reserved` is what the journal writes.
     """
 
     request_id: UUID
@@ -454,7 +454,7 @@ class Admission:
     def _lease(
         self, asked: _Asked[R], claim: Claim, cap: OutputCap, n: int, hard: bool, headers: list[tuple[bytes, bytes]]
     ) -> Lease[R]:
-        send = cap.tokens if hard and (cap.clamped or not cap.named) else None
+        send = cap.tokens if hard or cap.named else None
         lease = Lease(
             asked.request_id,
             asked.standing.identity,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway import tokens
+from gateway.api.caps import CHAT, read_cap
 from gateway.api.surface import MOST_CHOICES, OpenAIErrors, read_count, read_fields, read_model, read_stream
 from gateway.errors import bad_request
 from gateway.upstream.base import Call
@@ -24,10 +25,9 @@ class ChatCompletions(OpenAIErrors):
         if len(view) < 8 and not bytes(view)[1:-1].strip():
             raise bad_request("'messages' must have at least one message.", param="messages")
         streamed, wants_usage = read_stream(fields)
-        cap = read_count(fields, "max_completion_tokens", least=0)
-        if cap is None:
-            cap = read_count(fields, "max_tokens", least=0)
+        cap = read_cap(fields, CHAT)
         choices = read_count(fields, "n", least=1, most=MOST_CHOICES) or 1
+        best_of = read_count(fields, "best_of", least=1, most=MOST_CHOICES) or 1
         return Call(
             surface=self.name,
             path="/chat/completions",
@@ -38,4 +38,5 @@ class ChatCompletions(OpenAIErrors):
             choices=choices,
             output_cap=cap,
             input_tokens=tokens.estimate(fields),
+            generated=max(choices, best_of),
         )

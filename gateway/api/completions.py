@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway import tokens
+from gateway.api.caps import PLAIN, read_cap
 from gateway.api.surface import MOST_CHOICES, OpenAIErrors, read_count, read_fields, read_model, read_stream
 from gateway.errors import bad_request
 from gateway.upstream.base import Call
@@ -24,7 +25,7 @@ class Completions(OpenAIErrors):
         model = read_model(fields)
         prompts = _count_prompts(fields)
         streamed, wants_usage = read_stream(fields)
-        cap = read_count(fields, "max_tokens", least=0)
+        cap = read_cap(fields, PLAIN)
         choices = read_count(fields, "n", least=1, most=MOST_CHOICES) or 1
         generated = max(choices, read_count(fields, "best_of", least=1, most=MOST_CHOICES) or 1)
         return Call(

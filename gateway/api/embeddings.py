@@ -31,5 +31,6 @@ class Embeddings(OpenAIErrors):
             wants_usage=False,
             choices=1,
             output_cap=0,
+            speaks=False,
             input_tokens=tokens.estimate(fields),
         )

@@ -143,12 +143,9 @@ class Exchange:
         return named if named is None or most is None else min(named, most)
 
     def _cap_to_send(self) -> int | None:
-        """The cap that goes upstream in place of the caller's: a clamped one, or the reserved one where none was named."""
+        """The cap that goes upstream: what was reserved, wherever the caller named one or a hard budget applies."""
         assert self._call is not None and self._account.lease is not None
-        if self._account.lease.output_cap is not None:
-            return self._account.lease.output_cap
-        named = self._named_cap()
-        return named if named != self._call.output_cap else None
+        return self._account.lease.output_cap if self._call.speaks else None
 
     # ---- attempts ----
 

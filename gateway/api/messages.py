@@ -9,7 +9,8 @@ from msgspec import Raw
 
 from billing.usage import Usage
 from gateway import tokens
-from gateway.api.surface import read_count, read_fields, read_model, read_streamed
+from gateway.api.caps import PLAIN, read_cap
+from gateway.api.surface import read_fields, read_model, read_streamed
 from gateway.dialects import anthropic_answers, anthropic_to_chat
 from gateway.dialects.chat import raw
 from gateway.errors import ApiError, bad_request
@@ -110,7 +111,7 @@ class Messages(AnthropicErrors):
     def read(self, body: bytes) -> Call:
         """Raises `ApiError` 400."""
         fields, model = _messages(body)
-        cap = read_count(fields, "max_tokens", least=1)
+        cap = read_cap(fields, PLAIN, least=1)
         if cap is None:
             raise bad_request("'max_tokens' is required.", param="max_tokens", code="missing_field")
         return Call(
@@ -145,6 +146,7 @@ class CountTokens(AnthropicErrors):
             wants_usage=False,
             choices=1,
             output_cap=0,
+            speaks=False,
             input_tokens=0,
             dialect=DIALECT,
             over=count,

@@ -38,6 +38,8 @@ REFUSED: Final = {
     "speed": "fast answers have another price, which is not in the price book",
     "workspace_id": "the workspace is the gateway's own",
     "user_profile_id": "no state is kept at the provider",
+    "n": "a message is one answer",
+    "best_of": "a message is one answer",
 }
 TIERS: Final = frozenset({b"null", b'"auto"', b'"standard_only"'})
 
@@ -54,6 +56,7 @@ _tools = msgspec.json.Decoder(list[_Tool] | None)
 
 def check(fields: dict[str, Raw]) -> None:
     """Rule 32d for Anthropic's own fields. Raises `ApiError` 400."""
+    policy.refuse(fields)
     for name, reason in REFUSED.items():
         if name in fields and bytes(fields[name]) not in (b"null", b"[]", b'"standard"'):
             raise bad_request(

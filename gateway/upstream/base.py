@@ -30,6 +30,7 @@ class Call:
     output_cap: int | None  # the caller's own maximum of output tokens per choice, if any
     input_tokens: int  # estimate, erring upward
     generated: int = 0  # choices that the provider generates (`best_of`); 0 means `choices`
+    speaks: bool = True  # whether the answer has output, so that a cap has a meaning
     dialect: str = "openai"  # what `fields` are written in
     over: Callable[[Adapter], Adapter] | None = None  # how a provider's adapter is made to speak it; None: as it is
 

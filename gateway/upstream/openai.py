@@ -24,10 +24,14 @@ MOST_RETRY_AFTER_S: Final = 3600.0
 QUOTA_CODES: Final = frozenset(
     {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "quota_exceeded", "insufficient_balance"}
 )
+CAP_FIELDS: Final = ("max_completion_tokens", "max_tokens")
+MINIMA: Final = frozenset({"min_tokens", "min_new_tokens", "min_length"})
+"""Servers may let these win over a cap below them."""
 CALLERS_FAULT: Final = frozenset({400, 413, 422})
 
 _encode = msgspec.json.Encoder().encode
 _fields = msgspec.json.Decoder(dict[str, Raw])
+_minimum = msgspec.json.Decoder(int | None)
 _TRUE: Final = Raw(b"true")
 _INCLUDE_USAGE: Final = Raw(b'{"include_usage":true}')
 
@@ -179,17 +183,31 @@ class OpenAIAdapter:
         return ApiError(status, message, errors.INVALID_REQUEST, param, code)
 
     def _cap(self, fields: dict[str, Raw], call: Call, provider: Provider, output_cap: int) -> None:
-        named = [
-            name for name in ("max_completion_tokens", "max_tokens") if bytes(fields.get(name, b"null")) != b"null"
-        ]
-        cap = Raw(str(output_cap).encode())
-        for name in named or [self._own_cap_field(call, provider)]:
-            fields[name] = cap
+        """One cap, and the one that was reserved. Raises `ApiError` 400 when the caller asks for more at the least."""
+        for minimum in MINIMA.intersection(fields):
+            _check_minimum(minimum, fields[minimum], output_cap)
+        named: list[str] = [name for name in CAP_FIELDS if name in fields]
+        if len(named) != 1 or bytes(fields[named[0]]) == b"null":
+            for name in named:
+                del fields[name]
+            named = [self._own_cap_field(call, provider)]
+        fields[named[0]] = Raw(b"%d" % output_cap)
 
     def _own_cap_field(self, call: Call, provider: Provider) -> str:
         """OpenAI's reasoning models refuse `max_tokens`; most compatible servers know nothing else."""
         native = provider.base_url is not None and "openai." in provider.base_url and call.path == "/chat/completions"
         return "max_completion_tokens" if native else self.cap_field
+
+
+def _check_minimum(name: str, raw: Raw, output_cap: int) -> None:
+    try:
+        least = _minimum.decode(raw) or 0
+    except msgspec.DecodeError as error:
+        raise errors.bad_request(f"'{name}' must be an integer.", param=name) from error
+    if least > output_cap:
+        raise errors.bad_request(
+            f"'{name}' is {least}, but at most {output_cap} output tokens may come; ask for less.", param=name
+        )
 
 
 def _with_usage(options: Raw | None) -> Raw:

@@ -52,7 +52,7 @@ async def test_the_reservation_is_the_worst_case_and_the_settlement_the_actual(h
     row = await house.budget("1", house.american)
     lease = await house.admit(house.key(house.american))
     assert lease.reserved == Usage(input=1000, output=500)
-    assert lease.output_cap is None
+    assert lease.output_cap == 500
     assert await spent_and_reserved(house.admission.store, row.id, "0-") == (0, 1000 * 280 + 500 * 420)
     await house.settle(lease, Usage(input=400, cache_read=600, output=20))
     await house.settle(lease, Usage(input=400, cache_read=600, output=20))

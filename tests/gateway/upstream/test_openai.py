@@ -9,9 +9,11 @@ import pytest
 
 from gateway.api.chat import ChatCompletions
 from gateway.api.completions import Completions
+from gateway.api.messages import Messages
 from gateway.errors import ApiError
-from gateway.routing.routes import Provider, Route
+from gateway.routing.routes import ADAPTERS, Provider, Route
 from gateway.settings import ProviderSettings, RouteSettings, Secret
+from gateway.upstream import policy
 from gateway.upstream.base import Call
 from gateway.upstream.engine import EngineAdapter
 from gateway.upstream.openai import OpenAIAdapter
@@ -97,6 +99,49 @@ async def test_rule_32d_fields_that_cost_or_keep_state_are_refused_by_name(
         sent(route, call(**fields))
     assert refused.value.status == 400
     assert refused.value.param == next(iter(fields))
+
+
+@pytest.mark.parametrize("kind", sorted(ADAPTERS))
+async def test_rule_32d_no_provider_is_told_what_costs_or_keeps_state_and_only_nothing_is_nothing(kind: str) -> None:
+    """An empty object asks for something: `web_search_options: {}` is a search."""
+    settings = ProviderSettings(kind=kind, base_url="http://127.0.0.1:9/v1")  # type: ignore[arg-type]
+    provider = Provider("p", settings)
+    route = Route(provider, "p", "m", "p", RouteSettings(provider="p", model="m"))
+
+    def prepare(**fields: Any) -> Any:
+        asked = call(**fields)
+        body = provider.adapter.prepare(asked, route, request_id="r", output_cap=9, team_id="t").body
+        return json.loads(body)
+
+    for name in sorted({*policy.REFUSED, "prompt_cache_retention"}):
+        for value in ({}, {"a": 1}, "x", True, 7, 0, ["x"]):
+            with pytest.raises(ApiError, match=f"'{name}'") as refused:
+                prepare(**{name: value})
+            assert (refused.value.status, refused.value.code) == (400, "unsupported_field")
+        assert prepare(**{name: None})
+    nothing: tuple[Any, ...] = (None, False, [])
+    for trivial in nothing:
+        assert prepare(web_search_options=trivial)
+    extras: list[Any] = [{"google": {"cached_content": "c"}}, {"anything": {}}, {"google": {}, "max_tokens": {}}]
+    for extra in extras:
+        with pytest.raises(ApiError, match="'extra_body'"):
+            prepare(extra_body=extra)
+
+
+async def test_rule_32d_what_googles_compatible_endpoint_takes_beside_passes(route: Route) -> None:
+    extra = {"google": {"thinking_config": {"thinking_budget": 100}}}
+    assert sent(route, call(extra_body=extra, prompt_cache_retention="in_memory"))["extra_body"] == extra
+
+
+@pytest.mark.parametrize("name", sorted(policy.REFUSED))
+async def test_rule_32d_messages_that_pass_untouched_are_looked_at_too(name: str) -> None:
+    settings = ProviderSettings(kind="anthropic", base_url="http://127.0.0.1:9/v1")
+    provider = Provider("p", settings)
+    route = Route(provider, "p", "m", "p", RouteSettings(provider="p", model="m"))
+    body = {"model": "named", "max_tokens": 9, "messages": MESSAGES, name: {}}
+    asked = Messages().read(json.dumps(body).encode())
+    with pytest.raises(ApiError, match=f"'{name}'"):
+        provider.adapter.prepare(asked, route, request_id="r", output_cap=9, team_id="t")
 
 
 async def test_rule_32d_store_is_overwritten_and_a_salt_is_the_teams(route: Route) -> None:
