@@ -17,12 +17,14 @@ from dataclasses import dataclass
 import msgspec
 
 from .config import EngineConfig
-from .errors import Draining, EngineDead, ModelError, Overloaded
+from .errors import Draining, EngineDead, ModelError, Overloaded, Unresponsive
 from .generation import Choice, Delta, Generation, GenerationRequest, Usage
+from .heartbeat import BEAT_EVERY_S, CoreWatch
 from .messages import (
     HEADER,
     Abort,
     AddSequence,
+    Beat,
     Failed,
     FromCore,
     Progress,
@@ -65,6 +67,7 @@ class AsyncEngine:
         metrics: EngineMetrics,
         *,
         max_waiting: int = 1024,
+        core_timeout_s: float = 20,
         command: Sequence[str] = CORE_COMMAND,
     ) -> None:
         self.config = config
@@ -74,6 +77,7 @@ class AsyncEngine:
         self.dead: str | None = None
         self.draining = False
         self.progress = "starting"
+        self.watch = CoreWatch(core_timeout_s)
         self.stats = Stats()
         metrics.follow(lambda: self.stats)
         self._max_waiting = max_waiting
@@ -82,7 +86,7 @@ class AsyncEngine:
         self._watch_fd: int | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._pump: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._next_sequence = 1
         self._by_sequence: dict[int, tuple[Generation, Choice]] = {}
         self._live: dict[str, Generation] = {}
@@ -100,11 +104,14 @@ class AsyncEngine:
                 f"the engine core ended while loading ({self._exit_words()}); see its lines above"
             ) from None
         assert self.ready is not None
-        self._pump = asyncio.create_task(self._read_steps(), name="engine-core-reader")
+        self._tasks = [
+            asyncio.create_task(self._read_steps(), name="engine-core-reader"),
+            asyncio.create_task(self._watch_core(), name="engine-core-watch"),
+        ]
         return self.ready
 
     def submit(self, request: GenerationRequest) -> Generation:
-        """Sends the sequences to the core. Raises `Draining`, `Overloaded` or `EngineDead`."""
+        """Sends the sequences to the core. Raises `Draining`, `Overloaded`, `Unresponsive` or `EngineDead`."""
         self._check_open(len(request.prompts) * request.n)
         generation = Generation(request, [])
         frames: list[bytes] = []
@@ -184,10 +191,10 @@ class AsyncEngine:
 
     async def stop(self) -> None:
         """Ends the core and waits for it. Requests still running end with an error."""
-        if self._pump is not None:
-            self._pump.cancel()
+        for task in self._tasks:
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._pump
+                await task
         self._fail_all("The engine was stopped.")
         if self._writer is not None:
             self._writer.close()
@@ -238,14 +245,34 @@ class AsyncEngine:
         try:
             while True:
                 message = await self._receive()
+                if isinstance(message, Beat):
+                    self.watch.heard(message.step_ms)
+                    continue
                 assert isinstance(message, StepDone)
+                self.watch.heard()
                 self._apply(message)
         except (asyncio.IncompleteReadError, ConnectionError):
-            self.dead = f"The engine core died ({self._exit_words()})."
-            log.error("%s", self.dead)
-            self._fail_all(self.dead)
-            if self.on_death is not None:
-                self.on_death(self.dead)
+            if self.dead is None:
+                self._die(f"The engine core died ({self._exit_words()}).")
+
+    async def _watch_core(self) -> None:
+        """Gives a core up that has stopped answering, so that nobody waits for it for ever."""
+        assert self._core is not None
+        while True:
+            await asyncio.sleep(BEAT_EVERY_S)
+            if self.dead is not None:
+                return
+            self.watch.tick()
+            if self.watch.lost is not None:
+                self._die(self.watch.lost)
+                self._core.kill()
+
+    def _die(self, reason: str) -> None:
+        self.dead = reason
+        log.error("%s", reason)
+        self._fail_all(reason)
+        if self.on_death is not None:
+            self.on_death(reason)
 
     def _apply(self, step: StepDone) -> None:
         self.stats = step.stats
@@ -296,6 +323,8 @@ class AsyncEngine:
             raise Draining("The engine is shutting down and takes no new requests.")
         if self.ready is None:
             raise Overloaded(f"The model is still loading ({self.progress}).", retry_after_s=2)
+        if self.watch.trouble is not None:
+            raise Unresponsive(self.watch.trouble)
         beyond_seats = len(self._by_sequence) - self.config.max_num_seqs
         waiting = max(self.stats.waiting, beyond_seats)
         if waiting > 0 and waiting + sequences > self._max_waiting:

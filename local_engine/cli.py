@@ -90,6 +90,13 @@ def _server_flags(group: argparse._ArgumentGroup, default: dict[str, object]) ->
     add("--generation-config", choices=("auto", "vllm"), default=default["generation_config"])
     add("--max-waiting", type=int, default=default["max_waiting"], help="sequences that may wait; above: 503")
     add("--max-request-bytes", type=int, default=default["max_request_bytes"])
+    add(
+        "--core-timeout-seconds",
+        dest="core_timeout_s",
+        type=int,
+        default=default["core_timeout_s"],
+        help="end a core that has not answered for so long",
+    )
     add("--drain-seconds", dest="drain_s", type=int, default=default["drain_s"], help="grace after SIGTERM")
 
 

@@ -9,6 +9,9 @@ from .errors import ConfigError
 BLOCK_SIZE = 16
 """Tokens per KV block. Fixed: the kernels and the cache's hashes are built on it."""
 
+MIN_CORE_TIMEOUT_S = 5
+"""Above what /health takes for a pause (heartbeat.py)."""
+
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "fp8")
@@ -106,6 +109,8 @@ class ServerConfig:
     max_waiting: int = 1024
     """Requests that may wait for a first step; above it: 503 with retry-after."""
     max_request_bytes: int = 32 * 1024 * 1024
+    core_timeout_s: int = 20
+    """A core process that has not answered for so long is ended, and the requests in it fail."""
     drain_s: int = 60
     """After SIGTERM running requests may take so long; then they are aborted."""
 
@@ -114,6 +119,10 @@ class ServerConfig:
             raise ConfigError(f"--port must lie in 0..65535, not {self.port}")
         if self.max_waiting < 1:
             raise ConfigError(f"--max-waiting must be at least 1, not {self.max_waiting}")
+        if self.core_timeout_s < MIN_CORE_TIMEOUT_S:
+            raise ConfigError(
+                f"--core-timeout-seconds must be at least {MIN_CORE_TIMEOUT_S}, not {self.core_timeout_s}"
+            )
         if self.drain_s < 0:
             raise ConfigError(f"--drain-seconds must be 0 or more, not {self.drain_s}")
         _one_of("--generation-config", self.generation_config, ("auto", "vllm"))

@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -23,7 +24,8 @@ import msgspec
 from .config import EngineConfig
 from .engine_core import EngineCore, Runner
 from .errors import EngineError
-from .messages import Failed, FrameBuffer, Progress, Ready, Start, StepDone, ToCore, frame
+from .heartbeat import Pulse
+from .messages import Beat, Failed, FrameBuffer, Progress, Ready, Start, StepDone, ToCore, frame
 from .parent_watch import exit_with_parent
 
 log = logging.getLogger(__name__)
@@ -35,10 +37,11 @@ RunnerFactory = Callable[[EngineConfig, Callable[[str], None]], Runner]
 
 
 class Channel:
-    """The core's end of the socketpair: non-blocking reads, blocking writes."""
+    """The core's end of the socketpair: non-blocking reads by one thread, blocking writes by any."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self._sending = threading.Lock()
         self._buffer = FrameBuffer(bytearray())
         self._decoder = msgspec.msgpack.Decoder(ToCore)
         self._poll = select.poll()
@@ -57,7 +60,9 @@ class Channel:
         return messages
 
     def send(self, message: msgspec.Struct) -> None:
-        self._connection.sendall(frame(message))
+        data = frame(message)
+        with self._sending:
+            self._connection.sendall(data)
 
 
 def run(channel: Channel, make_runner: RunnerFactory) -> int:
@@ -78,11 +83,13 @@ def run(channel: Channel, make_runner: RunnerFactory) -> int:
     gc.freeze()
     load_us = int((time.monotonic() - began) * 1e6)
     channel.send(Ready(runner.num_blocks, start.config.block_size, runner.vocab_size, core.max_model_len, load_us))
-    _serve(channel, core)
+    pulse = Pulse(lambda step_ms: channel.send(Beat(step_ms)))
+    pulse.start()
+    _serve(channel, core, pulse)
     return 0
 
 
-def _serve(channel: Channel, core: EngineCore) -> None:
+def _serve(channel: Channel, core: EngineCore, pulse: Pulse) -> None:
     checked = False
     while True:
         wait_s = 0.0 if core.has_work else None if checked else IDLE_CHECK_S
@@ -92,7 +99,9 @@ def _serve(channel: Channel, core: EngineCore) -> None:
             core.handle(message)
         if core.has_work:
             checked = False
+            pulse.step_begins()
             updates = core.step()
+            pulse.step_ends()
             channel.send(StepDone(updates, core.stats()))
         elif not messages and not checked:
             core.check_integrity()

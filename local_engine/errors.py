@@ -10,6 +10,7 @@ EngineError
 │   └── ChatTemplateError     the model's template refused the messages; its own words
 ├── Overloaded            the waiting queue is full: 503 with retry-after
 ├── Draining              the server is stopping: 503
+├── Unresponsive          the core process has not answered for seconds: 503 with retry-after
 └── EngineDead            the core process is gone: in-band errors, then exit
 """
 
@@ -82,6 +83,10 @@ class Overloaded(EngineError):
 
 
 class Draining(EngineError):
+    pass
+
+
+class Unresponsive(EngineError):
     pass
 
 

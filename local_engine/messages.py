@@ -1,7 +1,8 @@
 """What the HTTP process and the core process say to each other: msgpack frames over a UNIX socketpair.
 
 A frame is a 4-byte little-endian length and one message. The first frame to the core is `Start`; the core answers with
-`Progress` lines, then `Ready` or `Failed`; from then on it sends one `StepDone` per step or batch of aborts.
+`Progress` lines, then `Ready` or `Failed`; from then on it sends one `StepDone` per step or batch of aborts,
+and a `Beat` twice a second.
 Every added sequence gets exactly one update with a finish reason, unless the core dies.
 """
 
@@ -92,13 +93,18 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
     failed: int = 0
 
 
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
+    step_ms: int
+    """How long the step in progress has taken; 0 between steps."""
+
+
 class StepDone(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     updates: list[Update]
     stats: Stats
 
 
 ToCore = Start | AddSequence | Abort | ResetPrefixCache
-FromCore = Progress | Ready | Failed | StepDone
+FromCore = Progress | Ready | Failed | Beat | StepDone
 
 _encoder = msgspec.msgpack.Encoder()
 

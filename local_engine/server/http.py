@@ -16,6 +16,7 @@ from ..errors import (
     EngineError,
     Overloaded,
     RequestError,
+    Unresponsive,
 )
 
 Scope = MutableMapping[str, Any]
@@ -124,6 +125,9 @@ def http_error(error: Exception) -> HttpError:
     if isinstance(error, Draining):
         retry = [(b"retry-after", b"1")]
         return HttpError(503, str(error), kind="server_error", code="shutting_down", headers=retry)
+    if isinstance(error, Unresponsive):
+        retry = [(b"retry-after", b"2")]
+        return HttpError(503, str(error), kind="server_error", code="engine_unresponsive", headers=retry)
     if isinstance(error, EngineDead):
         return HttpError(503, str(error), kind="server_error", code="engine_dead")
     if isinstance(error, ConfigError):

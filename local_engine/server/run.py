@@ -58,7 +58,12 @@ def serve(
     tokenizer = load_tokenizer(model_path)
     names = settings.served_model_names or (_default_name(engine_config.model),)
     engine = AsyncEngine(
-        engine_config, tokenizer, EngineMetrics(names[0]), max_waiting=settings.max_waiting, command=core_command
+        engine_config,
+        tokenizer,
+        EngineMetrics(names[0]),
+        max_waiting=settings.max_waiting,
+        core_timeout_s=settings.core_timeout_s,
+        command=core_command,
     )
     service = Service(
         engine=engine,

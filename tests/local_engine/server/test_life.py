@@ -154,6 +154,49 @@ def test_the_core_ends_when_the_server_is_killed(slow: RunningEngine) -> None:
     wait_for(lambda: not is_alive(core), "the core to end")
 
 
+def test_rule_25_a_frozen_core_makes_health_503_and_thawed_it_goes_on(steady: RunningEngine) -> None:
+    core = steady.core()
+    with http(steady) as client:
+        os.kill(core, signal.SIGSTOP)
+        try:
+            wait_for(lambda: client.get("/health").status_code == 503, "health to notice", 8)
+            assert client.get("/health").json()["status"] == "unresponsive"
+            refused = client.post("/v1/completions", json={"model": MODEL, "prompt": "ab"})
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+            assert refused.json()["error"]["code"] == "engine_unresponsive"
+        finally:
+            os.kill(core, signal.SIGCONT)
+        wait_for(lambda: client.get("/health").status_code == 200, "health to recover", 8)
+        answer = client.post("/v1/completions", json={"model": MODEL, "prompt": "ab", "max_tokens": 2})
+        assert answer.json()["usage"]["completion_tokens"] == 2
+
+
+def test_rule_21_requests_in_a_frozen_core_fail_in_band_at_the_timeout(tiny_folder: Path, tmp_path: Path) -> None:
+    with RunningEngine(tiny_folder, tmp_path, parrot=False, step_s=STEP_S, server={"core_timeout_s": 5}) as running:
+        core = running.core()
+        with http(running) as client, client.stream("POST", "/v1/completions", json=LONG) as answer:
+            lines = (line for line in answer.iter_lines() if line)
+            next(lines)
+            os.kill(core, signal.SIGSTOP)
+            began_s = time.monotonic()
+            rest = list(lines)
+        assert 4 < time.monotonic() - began_s < 10
+        assert (
+            '"message":"The engine core has not answered for 5 s (--core-timeout-seconds) and was ended."' in rest[-1]
+        )
+        assert running.process.wait(DEADLINE_S) == 3
+        wait_for(lambda: not is_alive(core), "the core to be gone")
+
+
+def test_a_step_longer_than_the_timeout_is_no_silence(tiny_folder: Path, tmp_path: Path) -> None:
+    with (
+        RunningEngine(tiny_folder, tmp_path, parrot=False, step_s=6.0, server={"core_timeout_s": 5}) as running,
+        http(running) as client,
+    ):
+        answer = client.post("/v1/completions", json={"model": MODEL, "prompt": "ab", "max_tokens": 1})
+        assert answer.status_code == 200, answer.text
+
+
 def test_a_model_that_cannot_be_loaded_is_one_line_and_status_1(tiny_folder: Path, tmp_path: Path) -> None:
     running = RunningEngine(tiny_folder, tmp_path, engine={"quantization": "broken"})
     running.start()

@@ -8,6 +8,10 @@ import httpx
 import openai
 import pytest
 
+from local_engine.server.requests import _REFUSED
+
+from .running import ROOT
+
 MODEL = "tiny-model"
 USAGE = {"include_usage": True}
 HELLO = [{"role": "user", "content": "hi"}]
@@ -63,6 +67,11 @@ async def test_rule_38_a_parameter_is_honoured_or_refused_by_name(
     assert error["param"] == param
     assert error["message"] == message
     assert error["type"] == "invalid_request_error"
+
+
+def test_the_readme_lists_every_parameter_that_is_refused() -> None:
+    readme = (ROOT / "local_engine" / "README.md").read_text()
+    assert [name for name in (*_REFUSED, "logprobs") if f"`{name}`" not in readme] == []
 
 
 async def test_values_that_ask_for_nothing_pass(client: httpx.AsyncClient) -> None:
