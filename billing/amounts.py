@@ -11,7 +11,7 @@ from billing.books import Books, Pins
 from billing.exchange import IDENTITY, Quote, RateKind
 from billing.money import INT64_MAX, MICRO, Money, divide_half_even
 from billing.prices import UNIT_SIZE, PriceRow
-from billing.rated import AttemptUsage, Payer, RatedLine
+from billing.rated import OVERFLOW, AttemptUsage, Payer, RatedLine
 from billing.terms import settlement_quote
 from billing.usage import TokenClass
 
@@ -78,6 +78,7 @@ def rate_lines(
     lines: list[RatedLine] = []
     by_currency: dict[str, RatesUsed] = {}
     unpriced: str | None = None
+    overflow: str | None = None
     for token_class, quantity, row in found:
         if row is None:
             if by_the_hour(found):
@@ -92,9 +93,9 @@ def rate_lines(
             unpriced = unpriced or rates.why_not
         line = _line(token_class, quantity, row, rates, multiplier_micro)
         if line.price_row_id is None:
-            unpriced = unpriced or f"the amount of {quantity} {token_class} is beyond 64 bits"
+            overflow = overflow or f"{OVERFLOW}: the amount of {quantity} {token_class} is beyond 64 bits"
         lines.append(line)
-    return tuple(lines), list(by_currency.values()), unpriced
+    return tuple(lines), list(by_currency.values()), overflow or unpriced
 
 
 def _line(token_class: TokenClass, quantity: int, row: PriceRow, rates: RatesUsed, multiplier_micro: int) -> RatedLine:
@@ -111,9 +112,15 @@ def _line(token_class: TokenClass, quantity: int, row: PriceRow, rates: RatesUse
         settled = _converted(scaled, unit, rates.settled)
         policy = _converted(scaled, unit, rates.policy)
         reference = _converted(scaled, unit, rates.reference)
-    if max(listed, settled or 0, policy or 0, reference or 0) > INT64_MAX:
+    if max(listed, settled or 0) > INT64_MAX:
         return RatedLine(token_class, quantity, None, None, None, None, None, None)
+    policy, reference = within(policy), within(reference)
     return RatedLine(token_class, quantity, row.id, row.currency, listed, settled, policy, reference)
+
+
+def within(nano: int | None) -> int | None:
+    """An amount to compare with, or None where 64 bits cannot hold it."""
+    return None if nano is None or nano > INT64_MAX else nano
 
 
 def _converted(scaled: int, unit: int, quote: Quote | None) -> int | None:

@@ -74,10 +74,19 @@ async def reading(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
         yield connection
 
 
+_OVERFLOWS: Final = (
+    "cannot store REAL value in INTEGER column",
+    "out of range",
+    "out of int64 range",
+    "integer overflow",
+)
+"""SQLite twice, PostgreSQL, and its driver, which looks at a value before it sends it."""
+
+
 def is_overflow(error: DBAPIError) -> bool:
     """Whether the database refused a sum because it leaves 64 bits."""
     text = str(error.orig)
-    return "cannot store REAL value in INTEGER column" in text or "out of range" in text or "integer overflow" in text
+    return any(words in text for words in _OVERFLOWS)
 
 
 async def catalog_version(connection: AsyncConnection) -> int:

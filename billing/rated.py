@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from billing.money import Money
 from billing.usage import TokenClass, Usage
+
+OVERFLOW: Final = "overflow"
+"""How `unpriced` begins where an amount would leave 64 bits."""
 
 
 class Payer(msgspec.Struct, frozen=True, gc=False):
@@ -38,6 +43,9 @@ class RatedLine(msgspec.Struct, frozen=True, gc=False):
     settled_nano: int | None
     policy_nano: int | None
     reference_nano: int | None
+
+    def without_amounts(self) -> RatedLine:
+        return RatedLine(self.token_class, self.quantity, None, None, None, None, None, None)
 
 
 class RatedAttempt(msgspec.Struct, frozen=True, gc=False):
@@ -72,3 +80,14 @@ class Rated(msgspec.Struct, frozen=True, gc=False):
     unpriced: str | None
     sell_id: int | None = None
     margin: Money | None = None
+
+    @property
+    def overflow(self) -> bool:
+        """Whether the charge is more than 64 bits hold: no amount stands for it, and it is the most to every budget."""
+        return self.unpriced is not None and self.unpriced.startswith(OVERFLOW)
+
+    def without_amounts(self, why: str) -> Rated:
+        """The same quantities, with no amount that could overflow a sum: an `overflow`, for the reason given."""
+        lines = tuple([line.without_amounts() for line in self.lines])
+        nothing = dict.fromkeys(("list", "settled", "policy", "reference", "cost", "margin"))
+        return msgspec.structs.replace(self, lines=lines, price_row_ids=(), unpriced=f"{OVERFLOW}: {why}", **nothing)

@@ -30,7 +30,7 @@ from billing.exchange import IDENTITY, Quote, RateKind
 from billing.money import INT64_MAX, MICRO, Money, divide_half_even
 from billing.plans import plans_of
 from billing.prices import UNIT_SIZE
-from billing.rated import AttemptUsage, Payer, Rated, RatedAttempt, RatedLine
+from billing.rated import OVERFLOW, AttemptUsage, Payer, Rated, RatedAttempt, RatedLine
 from billing.selling import Sold
 from billing.usage import INPUT_CLASSES, OUTPUT_CLASSES, TokenClass
 
@@ -102,6 +102,9 @@ def rate_in_full(
     if found is None:
         found = quantities(books, pins, at_us, charged)
     lines, rates_used, unpriced = rate_lines(books, pins, at_us, payer, charged, found, sold.multiplier_micro)
+    if not (unpriced or "").startswith(OVERFLOW) and _most(lines) > INT64_MAX:
+        unpriced = f"{OVERFLOW}: the sum of the lines is beyond 64 bits"
+        lines = tuple([line.without_amounts() for line in lines])
     settled, policy, reference = _totals(payer.currency, lines)
     margin, margin_rates = margin_of(books, pins, at_us, settled, cost)
     return Rated(
@@ -126,6 +129,11 @@ def sold_to(books: Books, pins: Pins, at_us: int, payer: Payer, price_list: str,
     return books.sell.sold(
         books.prices, payer.team_id, price_list, model, at_us=at_us, book=pins.book, version=pins.sell
     )
+
+
+def _most(lines: Sequence[RatedLine]) -> int:
+    """The larger of what the lines settle at and list at."""
+    return max(sum(line.settled_nano or 0 for line in lines), sum(line.list_nano or 0 for line in lines))
 
 
 def _totals(currency: str, lines: Sequence[RatedLine]) -> tuple[Money | None, Money | None, Money | None]:
@@ -195,7 +203,7 @@ def _rate_attempt(books: Books, pins: Pins, at_us: int, attempt: AttemptUsage, f
         total += amount_nano(quantity, row, quote)
         ids.append(row.id)
     if total > INT64_MAX or currency is None:
-        return RatedAttempt(attempt.sequence, None, (), "the amount is beyond 64 bits")
+        return RatedAttempt(attempt.sequence, None, (), f"{OVERFLOW}: the cost is beyond 64 bits")
     return RatedAttempt(attempt.sequence, Money(currency, total), tuple(ids), None)
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, func, or_, select
+from typing import Final
+
+from sqlalchemy import ColumnElement, exists, func, or_, select, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.database import is_overflow
 from billing.errors import NoRate
 from billing.exchange import RateBook, RateKind
-from billing.money import Money, divide_half_even
-from billing.tables import rollup_traffic
-from billing.times import QUARTER_US
+from billing.money import INT64_MAX, Money, divide_half_even
+from billing.tables import OVERFLOWED, corrections, rollup_traffic, usage
+from billing.times import QUARTER_US, first_id_at
+
+MOST: Final = INT64_MAX
 
 
 async def spent(
@@ -26,18 +32,41 @@ async def spent(
     A team's or a key's spend is what it settles. Everybody's (`all`) is the list amount: as it stands where the list currency
     is `currency`, else each row's amount at its own reference rate where that is in `currency`, else converted per
     quarter-hour at the reference rate of `rates`. Raises `NoRate` when that cannot be done: a budget is never guessed.
+    What 64 bits cannot hold, of one request or of all, is the most they can (`MOST`): no budget has room beside it.
     """
     assert start_us % QUARTER_US == 0 and (end_us is None or end_us % QUARTER_US == 0)
+    if await overflowed(connection, scope, scope_id, start_us, end_us):
+        return Money(currency, MOST)
     columns = rollup_traffic.c
     where: list[ColumnElement[bool]] = [columns.bucket_us >= start_us]
     if end_us is not None:
         where.append(columns.bucket_us < end_us)
-    if scope == "all":
-        return await _spent_by_all(connection, currency, where, rates)
-    where.append((columns.team_id if scope == "team" else columns.key_id) == scope_id)
-    where.append(columns.settlement_currency == currency)
-    total = await connection.scalar(select(func.sum(columns.settled_nano)).where(*where))
+    try:
+        if scope == "all":
+            return await _spent_by_all(connection, currency, where, rates)
+        where.append((columns.team_id if scope == "team" else columns.key_id) == scope_id)
+        where.append(columns.settlement_currency == currency)
+        total = await connection.scalar(select(func.sum(columns.settled_nano)).where(*where))
+    except DBAPIError as error:
+        if is_overflow(error):
+            return Money(currency, MOST)
+        raise
     return Money(currency, int(total or 0))
+
+
+async def overflowed(
+    connection: AsyncConnection, scope: str, scope_id: str | None, start_us: int, end_us: int | None = None
+) -> bool:
+    """Whether a request in that time has no amount because 64 bits could not hold it, and nobody has put it right."""
+    columns = usage.c
+    where: list[ColumnElement[bool]] = [columns.id >= first_id_at(start_us)]
+    if end_us is not None:
+        where.append(columns.id < first_id_at(end_us))
+    if scope != "all":
+        where.append((columns.team_id if scope == "team" else columns.key_id) == scope_id)
+    put_right = exists().where(corrections.c.original_id == columns.id)
+    query = select(columns.id).where(text(OVERFLOWED), *where, columns.kind != "reversal", ~put_right).limit(1)
+    return (await connection.scalar(query)) is not None
 
 
 async def _spent_by_all(

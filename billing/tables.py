@@ -186,6 +186,9 @@ budgets = Table(
     sqlite_strict=True,
 )
 
+OVERFLOWED: Final = "substr(unpriced, 1, 8) = 'overflow'"
+"""A row without an amount because that would leave 64 bits (`rated.OVERFLOW`); what its index holds."""
+
 _BY_ID: Final[dict[str, Any]] = {"sqlite_strict": True, "sqlite_with_rowid": False}
 
 usage = Table(
@@ -234,6 +237,7 @@ usage = Table(
     CheckConstraint("status IN ('completed', 'incomplete', 'cancelled', 'failed', 'lost')", name="status"),
     Index("ix_usage_team", "team_id", "id"),
     Index("ix_usage_key", "key_id", "id"),
+    Index("ix_usage_overflow", "team_id", "id", sqlite_where=text(OVERFLOWED), postgresql_where=text(OVERFLOWED)),
     postgresql_partition_by="RANGE (id)",
     **_BY_ID,
 )

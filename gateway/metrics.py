@@ -85,6 +85,11 @@ class Metrics:
         self.requests = self._counter("requests", "Requests answered, by how they ended.", *route, "status")
         self.refused = self._counter("refused", "Requests refused before any attempt, by HTTP status.", "code")
         self.attempts = self._counter("attempts", "Attempts at a provider that have ended.", "provider", "status")
+        self.flawed = self._counter(
+            "flawed_usage",
+            "Attempts whose provider reported a usage that is impossible or hard to believe.",
+            "provider",
+        )
         self.duration = self._histogram("request_duration_seconds", "Arrival to last byte.", _SECONDS, *route)
         self.ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _SECONDS, *route)
         self.overhead = self._histogram("overhead_seconds", "The gateway's own share.", _OVERHEAD, "surface")
@@ -92,6 +97,7 @@ class Metrics:
         self.tokens = self._counter("tokens", "Tokens of recorded rows, by class.", "model", "provider", "class")
         self.money = self._counter("money", "Amounts of recorded rows, in currency units.", "amount", "currency")
         self.unpriced = self._counter("unpriced_requests", "Recorded rows without a price.", "model", "provider")
+        self.overflow = self._counter("overflow_requests", "Recorded rows whose charge is beyond 64 bits.")
         self.negative_margin = self._counter(
             "negative_margin_requests", "Recorded rows that cost more than they bring.", "model", "provider"
         )

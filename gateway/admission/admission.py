@@ -19,6 +19,7 @@ from billing.budgets import BudgetRow
 from billing.errors import NoPrice, NoRate, NoTerms
 from billing.exchange import RateBook
 from billing.rating import Payer, Rated
+from billing.spending import MOST
 from billing.usage import Usage
 from gateway.admission import answers
 from gateway.admission.claims import BudgetWindow, Charge, Claim, Granted, Refused, Scope, Unseeded
@@ -247,6 +248,8 @@ class Admission:
             await self.store.release(lease.claim)
 
     def _actual_nano(self, lease: Lease[R], budget: BudgetRow, rated: Rated) -> int:
+        if rated.overflow:
+            return 2 * MOST if budget.scope == WALLET else MOST  # no balance makes up for it, and no limit
         if budget.scope != "all":
             settled = rated.settled
             return settled.nano if settled is not None and settled.currency == budget.currency else 0
@@ -330,6 +333,9 @@ class Admission:
                     continue
             except (NoTerms, NoRate) as error:
                 refusal = refusal or answers.unsettleable(asked.model_name, str(error))
+                continue
+            if cost > MOST:
+                refusal = refusal or answers.beyond_amounts(asked.model_name)
                 continue
             asked.routes.append(route)
             asked.costs.append(cost)

@@ -142,6 +142,15 @@ def unsettleable(model: str, reason: str) -> ApiError:
     )
 
 
+def beyond_amounts(model: str) -> ApiError:
+    return errors.bad_request(
+        f"This request to '{model}' could cost more than an amount of 64 bits holds. Ask for fewer tokens, or ask your "
+        "operator whether the model's price is right.",
+        code="amount_too_large",
+        param="max_tokens",
+    )
+
+
 def uncountable(reason: str) -> ApiError:
     return errors.forbidden(
         f"A hard budget applies that cannot be counted: {reason}. Ask your operator to record the rate.",

@@ -31,7 +31,7 @@ from billing.budgets import BudgetRow
 from billing.database import catalog_version, reading
 from billing.errors import BillingError
 from billing.exchange import RateBook
-from billing.ledger import spent
+from billing.spending import MOST, overflowed, spent
 from billing.tables import usage
 from billing.wallets import balance_nano
 from gateway.admission.claims import Base, BudgetWindow
@@ -218,6 +218,8 @@ class Seeding:
     async def _sum(self, connection: AsyncConnection, window: BudgetWindow) -> int | None:
         wallet = wallet_of(window)
         if wallet is not None:
+            if await overflowed(connection, "team", wallet[0], 0):
+                return MOST
             return -await balance_nano(connection, *wallet)
         budget = self._catalog.budget(window.budget_id)
         if budget is None:  # ended: nothing draws on it any more

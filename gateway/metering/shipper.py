@@ -12,12 +12,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+import msgspec
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.books import Books, Pins, load_books
 from billing.corrections import correct, lost_among
 from billing.database import BUSY_TIMEOUT_MS, open_database, reading
+from billing.errors import AmountOverflow
 from billing.ledger import UsageRecord, record
 from billing.usage import TokenClass
 from billing.watermarks import raise_watermark
@@ -35,6 +37,11 @@ log = logging.getLogger(__name__)
 SYSTEMATIC: Final = 8
 """When so many rows fail for no fault of what they hold, and none of their batch passes, they are not to blame: they wait."""
 
+UNCHARGED: Final = (
+    "its row stands without an amount, and every budget and prepaid wallet over it is exhausted until the row is reversed or "
+    "rated again (POST /admin/v1/usage/requests/{id}/corrections)"
+)
+"""What is said of a charge beyond 64 bits. Its letter is there to be seen: it holds the month's statement back."""
 DISPOSE_S: Final = 3.0
 
 _Result = TypeVar("_Result")
@@ -107,10 +114,12 @@ class Shipper:
         beyond = _beyond(books, paired)
         for item in paired:
             made = _rated(books, item, beyond)
-            if isinstance(made, UsageRecord):
-                ready.append(_Ready(item, made))
-            else:
+            if not isinstance(made, UsageRecord):
                 letters.append(letter(journal, item, made))
+                continue
+            ready.append(_Ready(item, made))
+            if made.rated.overflow:
+                letters.append(letter(journal, item, f"{made.rated.unpriced}; {UNCHARGED}"))
         ready.sort(key=lambda one: one.row.id.int)
         guilty: list[_Guilty] = []
         await self._write(journal, ready, shipped, guilty)
@@ -190,12 +199,28 @@ class Shipper:
             raise
         except Exception as error:
             if len(ready) == 1:
+                if isinstance(error, AmountOverflow) and await self._without_amounts(
+                    journal, ready[0], shipped, guilty
+                ):
+                    return
                 found = letter(journal, ready[0].item, _said(error))
                 guilty.append(_Guilty(found, judge(error) is Verdict.CONTENT))
                 return
             middle = len(ready) // 2
             await self._write(journal, ready[:middle], shipped, guilty)
             await self._write(journal, ready[middle:], shipped, guilty)
+
+    async def _without_amounts(self, journal: str, one: _Ready, shipped: Shipped, guilty: list[_Guilty]) -> bool:
+        """A row with which a sum would leave 64 bits stands without amounts, flagged and reported: it is not free."""
+        if one.row.rated.overflow:
+            return False
+        rated = one.row.rated.without_amounts("with it a sum of the books would leave 64 bits")
+        try:
+            await self._commit([_Ready(one.item, msgspec.structs.replace(one.row, rated=rated))], shipped)
+        except AmountOverflow:
+            return False
+        guilty.append(_Guilty(letter(journal, one.item, f"{rated.unpriced}; {UNCHARGED}"), certain=True))
+        return True
 
     async def _commit(self, ready: Sequence[_Ready], shipped: Shipped) -> None:
         rows = [one.row for one in ready]
@@ -284,6 +309,8 @@ def count(metrics: Metrics, rows: Sequence[UsageRecord]) -> None:
             sums = routes[key] = _RouteSums()
         sums.lost += row.status == LOST
         sums.unpriced += rated.unpriced is not None
+        if rated.overflow:
+            metrics.overflow.inc()
         sums.estimated += row.estimated
         sums.negative_margin += rated.margin is not None and rated.margin.nano < 0
         tokens = sums.tokens

@@ -8,11 +8,13 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.budgets import BudgetRow, create_budget, end_budget, get_budget, list_budgets, period_bounds
+from billing.corrections import reverse
 from billing.database import reading
 from billing.errors import BillingError, NoRate, NotFound
 from billing.exchange import RateBook, RateKind
 from billing.ledger import record, spent
 from billing.money import Money
+from billing.spending import MOST
 from billing.teams import create_team
 from billing.usage import Usage
 from tests.billing.helpers import NOON_US, at, rate_row, rated_record, request_id
@@ -101,3 +103,34 @@ async def test_rule_08_spending_is_counted_from_the_period_start_of_the_time_zon
         assert await spent(connection, "all", None, "CNY", start, rates=rates) == Money.parse("11.176872", "CNY")
         with pytest.raises(NoRate, match="from USD to CNY"):
             await spent(connection, "all", None, "CNY", start)
+
+
+async def test_rule_05_a_charge_beyond_64_bits_leaves_no_budget_any_room_until_it_is_put_right(
+    database: AsyncEngine,
+) -> None:
+    """Law: what cannot be written as an amount counts as the most that one can be, never as nothing."""
+    row = rated_record(Usage(output=10**17))
+    assert row.rated.overflow and row.rated.settled is None
+    day = (NOON_US - 43_200_000_000, NOON_US + 43_200_000_000)
+    rates = RateBook([rate_row(1, "USD/CNY", RateKind.REFERENCE, "7")])
+    scopes = (("team", "team_a"), ("key", "key_a"), ("all", None))
+    async with database.begin() as connection:
+        await record(connection, [row, rated_record(Usage(output=1000))])
+    async with reading(database) as connection:
+        for scope, scope_id in scopes:
+            assert await spent(connection, scope, scope_id, "CNY", *day, rates) == Money("CNY", MOST)
+            assert await spent(connection, scope, scope_id, "CNY", day[1], None, rates) == Money("CNY", 0)
+        assert await spent(connection, "team", "team_b", "CNY", *day) == Money("CNY", 0)
+    async with database.begin() as connection:
+        await reverse(connection, row.id, request_id(NOON_US + 1000), reason="a slip of the provider", actor="ops")
+    async with reading(database) as connection:
+        assert await spent(connection, "team", "team_a", "CNY", *day) == Money("CNY", 420_000)
+
+
+async def test_a_sum_beyond_64_bits_is_the_most_that_a_budget_can_have_spent(database: AsyncEngine) -> None:
+    """Each team's fits; SQLite cannot add them up, PostgreSQL can."""
+    rows = [rated_record(Usage(output=2 * 10**16), team=team) for team in ("team_a", "team_b")]
+    async with database.begin() as connection:
+        assert (await record(connection, rows)).inserted == 2
+    async with reading(database) as connection:
+        assert (await spent(connection, "all", None, "USD", NOON_US)).nano >= MOST

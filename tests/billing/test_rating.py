@@ -272,7 +272,25 @@ def test_an_amount_beyond_64_bits_is_refused_never_wrapped() -> None:
     world = books(price(1, "output", "1000000000"))
     rated = _rate(Usage(output=10**16), world, DOLLARS)
     assert rated.settled is None
-    assert rated.unpriced == "the amount of 10000000000000000 output is beyond 64 bits"
+    assert rated.unpriced == "overflow: the amount of 10000000000000000 output is beyond 64 bits"
+
+
+def test_rule_05_a_sum_beyond_64_bits_is_flagged_and_never_free() -> None:
+    """Each line fits, their sum does not: no part of it is charged as if it were the whole."""
+    world = books(price(1, "input", "600"), price(2, "output", "600"))
+    rated = _rate(Usage(input=10**13, output=10**13), world, DOLLARS)
+    assert (rated.settled, rated.list, rated.cost) == (None, None, None)
+    assert rated.unpriced == "overflow: the sum of the lines is beyond 64 bits" and rated.overflow
+    assert {line.settled_nano for line in rated.lines} == {None}
+    assert not _rate(Usage(input=10**13), world, DOLLARS).overflow
+
+
+def test_a_comparison_beyond_64_bits_takes_no_charge_away() -> None:
+    dear = rate_row(1, "USD/CNY", RateKind.POLICY, "8000000")
+    world = books(price(1, "output", "1000"), fixed_terms(1, "1"), dear)
+    rated = _rate(Usage(output=10**10), world)
+    assert rated.settled == Money.parse("10000000", "CNY")
+    assert rated.policy is None and not rated.overflow
 
 
 def test_a_request_that_used_nothing_costs_nothing_in_the_price_lists_currency() -> None:

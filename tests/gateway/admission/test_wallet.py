@@ -10,8 +10,10 @@ from dataclasses import replace
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing.corrections import reverse
 from billing.database import open_database
 from billing.ledger import record
+from billing.spending import MOST
 from billing.teams import update_team
 from billing.usage import Usage
 from billing.wallet_credits import adjust, top_up
@@ -25,6 +27,7 @@ from gateway.admission.store import LimitStore
 from gateway.admission.valkey import ValkeyStore
 from gateway.admission.wallet import WALLET_ID, wallet_window
 from gateway.errors import ApiError
+from gateway.ids import new_request_id
 from tests.billing.helpers import rated_record
 from tests.fixtures.valkey import ValkeyServer
 from tests.gateway.admission.conftest import unique_prefix
@@ -163,3 +166,40 @@ async def test_rule_05_an_unpriced_model_is_refused_and_an_unnamed_cap_is_sent_u
         await house.admit(key, UNPRICED)
     assert (caught.value.status, caught.value.code) == (403, "model_unpriced")
     assert (await house.admit(key, output_cap=None)).output_cap == 4096
+
+
+async def test_rule_05_a_charge_beyond_64_bits_exhausts_wallet_and_budget_until_it_is_put_right(house: House) -> None:
+    """Law: settled, shipped or read again by a successor, it is the most that an amount can be."""
+    key = await prepaid(house)
+    await pay(house, 100 * COST)
+    budget = await house.budget("1000000", house.american)
+    lease = await house.admit(key)
+    rated = await house.settle(lease, Usage(output=10**17))
+    assert rated.overflow and rated.settled is None
+    assert await spent_and_reserved(house.admission.store, budget.id, "0-") == (MOST, 0)
+    assert (await spent_and_reserved(house.admission.store, WALLET_ID, wallet(house)))[0] >= MOST
+    assert (await refused(house, key)).status == 402
+    row = rated_record(Usage(output=10**17), id_=lease.request_id, team=house.american.id, currency="USD")
+    async with house.database.begin() as connection:
+        await record(connection, [row])
+
+    async def until(spent: tuple[int, int]) -> None:
+        deadline = time.monotonic() + 10
+        while (await house.admission.store.unshipped([], 10)).settled or (
+            await spent_and_reserved(house.admission.store, budget.id, "0-") != spent
+        ):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+
+    await until((MOST, 0))
+    assert (await refused(house, key)).status == 402
+    async with house.database.begin() as connection:
+        await reverse(connection, row.id, new_request_id(), reason="a slip of the provider", actor="ops")
+    await until((0, 0))
+    await house.admit(key)
+
+
+async def test_rule_13_a_worst_case_beyond_64_bits_is_refused(house: House) -> None:
+    with pytest.raises(ApiError) as caught:
+        await house.admit(house.key(house.american), input_tokens=10**17)
+    assert (caught.value.status, caught.value.code) == (400, "amount_too_large")

@@ -285,6 +285,37 @@ def test_rule_32_rows_that_fail_for_what_they_hold_stall_nobody_however_many_the
     assert ids("usage", "id") == sorted(innocent)
 
 
+def test_rule_05_a_charge_beyond_64_bits_is_a_flagged_row_and_a_letter_and_stalls_nobody(
+    database: BooksDatabase, make_journal: MakeJournal
+) -> None:
+    """Law: alone or in a sum, what cannot be written as an amount is neither free nor anybody else's trouble."""
+    pins = database.publish(output="900000000")
+    journal = make_journal()
+    for team, output in (("team_a", 10**7), ("team_a", 10**7), ("team_a", 2 * 10**7), ("team_b", 100)):
+        attempt = opened(pins=pins, team_id=team)
+        journal.open(attempt)
+        journal.close(closed(attempt, outcome(usage=Usage(output=output))))
+    with recording(database, journal.folder.parent, journal) as metrics:
+        eventually(lambda: value(metrics, "recorder_rows_total") == 4, "every request is a row")
+        eventually(lambda: value(metrics, "dead_letters_total") == 2, "two are reported")
+        assert value(metrics, "overflow_requests_total") == 2
+        assert value(metrics, "recorder_failures_total", reason="rows") == 0
+    assert database.rows("SELECT team_id, total_output, settled_nano, unpriced FROM usage ORDER BY id") == [
+        ("team_a", 10**7, 9 * 10**18, None),
+        ("team_a", 10**7, None, "overflow: with it a sum of the books would leave 64 bits"),
+        ("team_a", 2 * 10**7, None, "overflow: the amount of 20000000 output is beyond 64 bits"),
+        ("team_b", 100, 9 * 10**13, None),
+    ]
+    reasons = [reason for (reason,) in database.rows("SELECT reason FROM metering_dead_letters")]
+    assert all(reason.startswith("overflow: ") and "corrections" in reason for reason in reasons)
+    before = database.digest()
+    (journal.folder / POSITION_NAME).unlink()
+    with recording(database, journal.folder.parent) as metrics:
+        eventually(lambda: read_position(journal.folder).complete_us is not None, "everything is read again")
+        assert value(metrics, "dead_letters_total") == 0
+    assert database.digest() == before
+
+
 def test_a_value_beyond_64_bits_is_journalled_tamed_and_flagged(
     database: BooksDatabase, make_journal: MakeJournal
 ) -> None:
