@@ -34,7 +34,7 @@ def choose_operations(
     """`sizes` are hidden, intermediate and head_dim. `path`: `auto` (Triton on CUDA, numba on the CPU), `torch` whatever the
     machine can do, or `triton` also on the CPU, where TRITON_INTERPRET=1 must be set (for tests: it is slow).
 
-    `bfloat16`: weights are stored in it, and activations may be rounded to it where the processor gains by that. A path that
+    `bfloat16`: some weights are stored in it, and activations may be rounded to it where the processor gains by that. A path that
     cannot run, or that computes something else than plain torch here, falls back to plain torch with one log line; `triton`
     asked for by name raises ValueError instead.
     """
@@ -68,11 +68,26 @@ def choose_operations(
     if not bfloat16:
         return CpuOperations(threads, capacity, max_context)
     if reason := bfloat16_works():
-        logger.info("packed bfloat16 linears are off (%s): weights are widened to float32 as they are read", reason)
+        logger.info("oneDNN's bfloat16 linears are off (%s): the numba kernels read the bfloat16 weights", reason)
         return CpuOperations(threads, capacity, max_context)
     operations = CpuOperations(threads, capacity, max_context, packed_float=torch.bfloat16)
     operations.name = f"oneDNN bfloat16 linears and numba kernels on {threads} CPU threads"
     return operations
+
+
+def compiles_first(device: torch.device, path: str) -> bool:
+    """Whether `choose_operations` will spend its time compiling: nothing that an earlier start compiled is at hand."""
+    if path == "torch":
+        return False
+    try:
+        if path == "triton" or device.type == "cuda":
+            from .triton.configs import interpreted, nothing_compiled
+
+            return not interpreted() and nothing_compiled()
+        from .cpu import compiled
+    except ImportError:  # no triton, no numba: nothing will be compiled
+        return False
+    return compiled.nothing_compiled()
 
 
 def _triton_operations(

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from kernels.batch import StepLayout
-from kernels.dispatch import choose_operations
+from kernels.dispatch import choose_operations, compiles_first
 
 from .batch import ScheduledSequence, StepOutput
 from .config import BLOCK_SIZE, EngineConfig
@@ -54,7 +54,8 @@ class ModelRunner:
         self.vocab_size = model.vocab_size
         self.max_model_len = _context(config, model)
         dtype = _dtype(config, model, self.device)
-        say("preparing the kernels (the first start on a machine compiles them: about half a minute)")
+        if compiles_first(self.device, config.kernels):
+            say("compiling the kernels, as the first start on a machine does: about half a minute")
         try:
             operations = choose_operations(
                 self.device,
@@ -63,7 +64,7 @@ class ModelRunner:
                 capacity=config.max_num_batched_tokens,
                 max_context=self.max_model_len,
                 sizes=(model.hidden_size, model.intermediate_size, model.head_dim),
-                bfloat16=model.dtype == "bfloat16" and config.dtype in ("auto", "bfloat16"),
+                bfloat16=source.stores_bfloat16 and config.dtype in ("auto", "bfloat16"),
                 path=config.kernels,
             )
         except ValueError as error:

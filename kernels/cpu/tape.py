@@ -12,9 +12,7 @@ So a tape is recorded once and replayed for ever.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from llvmlite import binding
 from numba import types
 from numpy.typing import NDArray
 
+from .compiled import use_cache_folder
 from .vector import address_of, atomic_add, atomic_read, call_pointer, read_int
 
 logger = logging.getLogger(__name__)
@@ -52,30 +51,13 @@ def _torch_libgomp() -> ctypes.CDLL | None:
     return None
 
 
+use_cache_folder()
 _libgomp = _torch_libgomp()
 _STAY = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 0)
 binding.add_symbol(
     "metergate_yield",
     ctypes.cast(getattr(ctypes.CDLL(None), "sched_yield", _STAY) if _libgomp else _STAY, ctypes.c_void_p).value,
 )
-
-
-def _cache_folder() -> str:
-    """Compiled kernels stay here from one start to the next.
-
-    numba compares the date of the file that holds a function, not of those it takes intrinsics from; so the folder is named
-    after the contents of all our sources.
-    """
-    home = os.environ.get("METERGATE_HOME")
-    base = Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "metergate"
-    digest = hashlib.sha256(numba.__version__.encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.read_bytes())
-    return str(base / "numba" / digest.hexdigest()[:16])
-
-
-if "NUMBA_CACHE_DIR" not in os.environ:
-    numba.config.CACHE_DIR = _cache_folder()
 
 
 def operation(function: Any) -> Any:

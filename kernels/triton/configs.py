@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import torch
 from triton import knobs
@@ -37,6 +38,11 @@ class DeviceKind:
 def interpreted() -> bool:
     """True where kernels run on the CPU, in Triton's interpreter (TRITON_INTERPRET=1 when triton was first imported)."""
     return bool(knobs.runtime.interpret)
+
+
+def nothing_compiled() -> bool:
+    """No earlier start has left compiled kernels in Triton's cache."""
+    return next(Path(knobs.cache.dir).glob("*/*.json"), None) is None
 
 
 @cache

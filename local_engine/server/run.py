@@ -8,6 +8,7 @@ import importlib.metadata
 import logging
 import math
 import os
+import re
 import signal
 import socket
 import sys
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 DEAD_STATUS = 3
 PROGRESS_EVERY_S = 1.0
+_NUMBERS = re.compile("[0-9]+")
 CLOSE_S = 5
 """After the last request, connections get so long to close."""
 
@@ -205,16 +207,19 @@ def _version() -> str:
 
 
 class _Sparing:
-    """Passes at most one progress line a second on; the first comes at once."""
+    """Passes at most one line a second of the same progress on (`weights 3/30`, `4/30`, …); news comes at once."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._last_s = -math.inf
+        self._kind = ""
 
     def __call__(self, text: str) -> None:
         now_s = time.monotonic()
-        if now_s - self._last_s >= PROGRESS_EVERY_S:
+        kind = _NUMBERS.sub("", text)
+        if kind != self._kind or now_s - self._last_s >= PROGRESS_EVERY_S:
             self._last_s = now_s
+            self._kind = kind
             self._tell(text)
 
 

@@ -53,6 +53,7 @@ class GGUFSource:
         self.config = read_gguf_config(path, self._file.metadata, self._file.tensors)
         kinds = Counter(tensor.kind for tensor in self._file.tensors.values() if len(tensor.shape) == 2)
         self.precision = " and ".join(kind for kind, _ in kinds.most_common())
+        self.stores_bfloat16 = "BF16" in kinds
 
     def _tensor(self, name: str) -> GGUFTensor:
         tensor = self._file.tensors.get(gguf_name(name))

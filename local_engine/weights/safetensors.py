@@ -25,6 +25,7 @@ class SafetensorsSource:
         self._folder = folder
         self._file_of = {name: path for path, names in _open_all(folder).items() for name in names}
         self.precision = self.config.dtype
+        self.stores_bfloat16 = self.config.dtype == "bfloat16"
 
     def _tensor(self, name: str) -> torch.Tensor:
         path = self._file_of.get(name)

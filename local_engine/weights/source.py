@@ -19,6 +19,8 @@ class WeightSource(Protocol):
     config: ModelConfig
     precision: str
     """The stored types, for the start-up line."""
+    stores_bfloat16: bool
+    """Some matrix is stored in bfloat16."""
 
     def matrix(self, name: str) -> StoredWeight:
         """A linear layer's weight at its own bits. Raises `ModelError` when it is missing or of the wrong shape."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from kernels.cpu.operations import CpuOperations
-from kernels.dispatch import choose_operations, self_test
+from kernels.dispatch import choose_operations, compiles_first, self_test
 from kernels.linear import StoredWeight
 from kernels.operations import Matrix, Operations, TorchOperations
 
@@ -60,3 +61,12 @@ def test_triton_asked_for_by_name_runs_or_says_why_not() -> None:
         choose_operations(
             CPU, torch.bfloat16, threads=1, capacity=8, max_context=32, sizes=(64, 64, 16), path="triton"
         )  # fmt: skip
+
+
+def test_compiling_is_announced_only_when_nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert compiles_first(CPU, "auto")
+    assert not compiles_first(CPU, "torch")
+    (tmp_path / "cpu_0123").mkdir()
+    (tmp_path / "cpu_0123" / "linear.linear_f32-27.py312.nbi").touch()
+    assert not compiles_first(CPU, "auto")

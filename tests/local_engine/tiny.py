@@ -124,6 +124,7 @@ def _byte_alphabet() -> list[str]:
 
 def make_runner(config: EngineConfig, progress: Callable[[str], None]) -> TinyRunner:
     progress("loading weights 1/2")
+    progress("checking them")
     progress("loading weights 2/2")
     if config.quantization == "broken":
         from local_engine.errors import ModelError

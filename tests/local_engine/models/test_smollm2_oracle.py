@@ -172,3 +172,4 @@ def test_greedy_output_equals_transformers_all_in_one_batch(
 def test_the_start_up_line_states_the_precision(runner: ModelRunner) -> None:
     assert runner.precision.startswith("weights Q4_1 and Q8_0 at their own bits, ")
     assert "float32 activations, KV cache float32" in runner.precision
+    assert "bfloat16 linears" not in runner.precision, "no weight of this file is stored in bfloat16"

@@ -209,7 +209,7 @@ def test_a_model_that_cannot_be_loaded_is_one_line_and_status_1(tiny_folder: Pat
 
 
 def test_progress_is_shown_while_weights_load(steady: RunningEngine) -> None:
-    assert "local_engine: loading weights 1/2\n" in steady.log
+    assert "local_engine: loading weights 1/2\nlocal_engine: checking them\n" in steady.log
     assert f"local_engine: ready: {MODEL} at {steady.url}/v1\n" in steady.log
 
 
