@@ -15,12 +15,13 @@ import msgspec
 from msgspec import Raw
 
 from billing.usage import Usage
+from gateway import tokens
+from gateway.spoken import Gauge
 from gateway.upstream.usage import to_openai
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 MAX_EVENT_BYTES: Final = 16 << 20
-SAMPLE: Final = 32
 FINISH_WITHIN: Final = 4096
 
 _BOUNDARY: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
@@ -122,8 +123,8 @@ class StreamScanner:
     """
 
     __slots__ = (
-        "_carry", "_choices", "_finishes", "_first", "_head_bytes", "_sampled", "_sampled_bytes", "_strip", "_usage_event",
-        "done", "error", "service_tier", "size", "tail", "truncated", "usage",
+        "_carry", "_choices", "_finishes", "_first", "_gauge", "_strip", "_usage_event", "done", "error",
+        "service_tier", "size", "tail", "truncated", "usage",
     )  # fmt: skip
 
     def __init__(self, *, strip_usage: bool, choices: int = 1) -> None:
@@ -132,7 +133,7 @@ class StreamScanner:
         self._carry = bytearray()
         self._finishes = 0
         self._first: bytes | None = None
-        self._head_bytes = 0
+        self._gauge = Gauge()
         self._usage_event: bytes | None = None
         self.usage: bytes | None = None
         self.service_tier: str | None = None
@@ -141,7 +142,6 @@ class StreamScanner:
         """Bytes that go out together with what ends the stream."""
         self.done = False
         self.truncated = False
-        self._sampled = self._sampled_bytes = 0
         self.size = 0
 
     @property
@@ -186,11 +186,8 @@ class StreamScanner:
         return self._block(rest.rstrip(b"\r\n") + b"\n\n")
 
     def output_tokens(self) -> int:
-        """Output tokens so far, estimated: at least one per event, more where events are longer than the stream's first."""
-        if not self._sampled:
-            return 0
-        events = self.size * self._sampled // self._sampled_bytes
-        return max(0, events - 1, (self.size - events * self._head_bytes) // 4)
+        """Output tokens so far, estimated from the text alone."""
+        return tokens.of_text(self._gauge.text_bytes())
 
     def ending(self, usage: Usage, cost: str | None, *, wanted: bool) -> bytes:
         """What ends the stream once it is settled: the usage chunk where the caller wanted one, and `[DONE]`."""
@@ -229,22 +226,15 @@ class StreamScanner:
     def _block(self, block: bytes) -> bytes:
         """One or more whole events."""
         self.size += len(block)
-        if self._sampled < SAMPLE:
-            self._sample(block)
+        if self._first is None:
+            self._first = block
+        self._gauge.add(block)
         if self._finishes < self._choices:
             # A single choice finishes at the stream's end: looking at the end of each read finds it.
             start = 0 if self._choices > 1 else max(0, len(block) - FINISH_WITHIN)
             self._finishes += block.count(b'"finish_reason":"', start) + block.count(b'"finish_reason": "', start)
         mark = _next_mark(block, 0)
         return block if mark < 0 else self._take_apart(block, mark)
-
-    def _sample(self, block: bytes) -> None:
-        """The first events say how long this provider's events are; counting all of them would cost more than the rest."""
-        if self._first is None:
-            self._first = block
-            self._head_bytes = (block.find(b"\n\n") + 2 if b"\n\n" in block else 0) or len(block)
-        self._sampled += block.count(b"\n\n") or block.count(b"\r\n\r\n") or 1
-        self._sampled_bytes += len(block)
 
     def _take_apart(self, block: bytes, mark: int) -> bytes:
         """Looks at the events that have a mark; whatever lies between them is kept as it is."""

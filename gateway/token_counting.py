@@ -12,12 +12,12 @@ import base64
 import binascii
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
-import msgspec
+from gateway.spoken import text_of
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +25,6 @@ Counter: TypeAlias = Callable[[str], int]
 
 HEARD_BYTES: Final = 4 << 20
 """Of a longer answer only the first part is counted; the rest is added in proportion."""
-_TEXT_FIELDS: Final = frozenset(
-    {"content", "text", "reasoning_content", "reasoning", "refusal", "arguments", "thinking", "partial_json", "delta"}
-)
 _PIECES: Final = re.compile(
     r"'(?:[sdmt]|ll|ve|re)|(?:[^\r\n\w]|_)?[^\W\d_]+|\d{1,3}| ?(?:[^\s\w]|_)+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+",
@@ -101,29 +98,6 @@ class _ByteMerges:
         return len(parts)
 
 
-def text_of(events: bytes) -> Iterator[str]:
-    """The text in a stream's events, of whichever dialect: every string that a text field of a `data:` line holds."""
-    for line in events.splitlines():
-        if not line.startswith(b"data:"):
-            continue
-        try:
-            yield from _texts(msgspec.json.decode(line[5:]), "")
-        except (msgspec.DecodeError, RecursionError):
-            continue
-
-
-def _texts(value: Any, name: str) -> Iterator[str]:
-    if isinstance(value, str):
-        if name in _TEXT_FIELDS:
-            yield value
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            yield from _texts(each, key)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _texts(each, name)
-
-
 def count_stream(path: Path, heard: bytes, size: int) -> int | None:
     """Output tokens of a stream of `size` bytes that began with `heard`; None where the file is of no use (logged once)."""
     try:
@@ -133,6 +107,11 @@ def count_stream(path: Path, heard: bytes, size: int) -> int | None:
         return None
     tokens = count("".join(text_of(heard)))
     return tokens if size <= len(heard) or not heard else tokens * size // len(heard)
+
+
+def count_answer(path: Path, body: bytes) -> int | None:
+    """The same of an answer that came in one piece."""
+    return count_stream(path, b"data:" + body.replace(b"\n", b" ").replace(b"\r", b" "), 0)
 
 
 @cache

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from billing.usage import Usage
+from gateway import tokens
 from gateway.api.account import CANCELLED, INCOMPLETE, Account
 from gateway.api.caller import LEFT
 from gateway.sse import StreamBroken
-from gateway.token_counting import HEARD_BYTES, count_stream
+from gateway.token_counting import HEARD_BYTES, count_answer, count_stream
+from gateway.upstream.doubt import judged
 from gateway.upstream.errors import TransportError
 
 if TYPE_CHECKING:
     from gateway.routing.routes import Route
-    from gateway.upstream.base import Adapter, Call, Outgoing
+    from gateway.upstream.base import Adapter, Answer, Call, Outgoing
     from gateway.upstream.events import Scanner
     from gateway.upstream.wire import UpstreamResponse
 
@@ -33,12 +36,20 @@ class Attempt:
     """
 
     __slots__ = (
-        "_counted", "_heard", "_tokenizer", "account", "adapter", "began_ns", "call", "id", "outgoing", "response", "route",
-        "scanner", "sequence",
+        "_counted", "_heard", "_most_output", "_tokenizer", "account", "adapter", "began_ns", "call", "id", "outgoing",
+        "response", "route", "scanner", "sequence",
     )  # fmt: skip
 
     def __init__(
-        self, account: Account, call: Call, route: Route, adapter: Adapter, identifier: str, outgoing: Outgoing
+        self,
+        account: Account,
+        call: Call,
+        route: Route,
+        adapter: Adapter,
+        identifier: str,
+        outgoing: Outgoing,
+        *,
+        output_cap: int | None,
     ) -> None:
         self.account = account
         self.call = call
@@ -50,6 +61,7 @@ class Attempt:
         self.began_ns = time.monotonic_ns()
         self.response: UpstreamResponse | None = None
         self.scanner: Scanner | None = adapter.scanner(call) if call.streamed else None
+        self._most_output = None if output_cap is None else output_cap * (call.generated or call.choices)
         self._tokenizer: Path | None = None
         self._heard: bytearray | None = None
         self._counted: int | None = None
@@ -60,10 +72,32 @@ class Attempt:
         if scanner is not None and scanner.usage is not None:
             usage = self.adapter.usage(scanner.usage)
             if usage is not None:
-                return usage, False
+                return self.judged(usage, scanner.output_tokens)
         if self._counted is not None:
             return self.estimate(self._counted), True
-        return self.estimate(0 if scanner is None else scanner.output_tokens()), True
+        return self.estimate(self._delivered()), True
+
+    def judged(self, usage: Usage, delivered_tokens: Callable[[], int]) -> tuple[Usage, bool]:
+        """What the provider reported, as it is billed, and whether a part of that is an estimate."""
+        return judged(
+            usage,
+            input_tokens=self.call.input_tokens,
+            most_output=self._most_output,
+            delivered_tokens=delivered_tokens,
+        )
+
+    async def answered(self, answer: Answer, tokenizer: str | None) -> tuple[Usage, bool]:
+        """The usage of a whole answer, and whether it is an estimate: then the text is counted as a stream's would be."""
+
+        def delivered() -> int:
+            return tokens.of_text(answer.output_bytes)
+
+        if answer.usage is not None:
+            return self.judged(answer.usage, delivered)
+        counted: int | None = None
+        if tokenizer is not None and self.call.dialect == "openai":
+            counted = await asyncio.to_thread(count_answer, Path(tokenizer), answer.body)
+        return self.estimate(delivered() if counted is None else counted), True
 
     def keep_heard(self, tokenizer: Path) -> None:
         """Keeps what the caller is sent (a bounded part of it, where it is chat), to be counted should no usage come."""
@@ -120,10 +154,14 @@ class Attempt:
         if usage is None:
             self.close_partial(CANCELLED, LEFT)
         else:
-            estimated = usage.flaw is not None
+            usage, estimated = self.judged(usage, self._delivered)
             self.outcome(CANCELLED, usage=usage, error=LEFT, estimated=estimated)
+            estimated = estimated or usage.flaw is not None
             self.account.close(CANCELLED, answered=self.sequence, estimated=estimated, error=LEFT)
         await self.account.settle()
+
+    def _delivered(self) -> int:
+        return 0 if self.scanner is None else self.scanner.output_tokens()
 
     async def _drained(self) -> Usage | None:
         """Reads the rest of the stream, for `drain_s` at most, and returns the provider's own count if it came."""

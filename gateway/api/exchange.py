@@ -201,14 +201,15 @@ class Exchange:
         assert call is not None and account.lease is not None and account.identity is not None
         identifier = self._id if not account.opened else f"{self._id}-{len(account.opened) + 1}"
         adapter = provider.adapter if call.over is None else call.over(provider.adapter)
+        cap = self._cap_to_send()
         try:
             outgoing = adapter.prepare(
-                call, route, request_id=identifier, output_cap=self._cap_to_send(), team_id=account.identity.team_id
+                call, route, request_id=identifier, output_cap=cap, team_id=account.identity.team_id
             )
         except ApiError as error:
             return Failure(error, False, False, None, UNMAPPED)
-        attempt = Attempt(account, call, route, adapter, identifier, outgoing)
         assert self._plan is not None
+        attempt = Attempt(account, call, route, adapter, identifier, outgoing, output_cap=cap)
         if call.streamed and self._plan.model.tokenizer is not None:
             attempt.keep_heard(Path(self._plan.model.tokenizer))
         attempt.sequence = account.open(call, route, account.lease.reserved, self._tags)
@@ -267,9 +268,8 @@ class Exchange:
         finally:
             self._upstream_ns += time.monotonic_ns() - attempt.began_ns
             await attempt.release()
-        usage, estimated = answer.usage, False
-        if usage is None:
-            usage, estimated = attempt.estimate(tokens.of_text(answer.output_bytes)), True
+        assert self._plan is not None
+        usage, estimated = await attempt.answered(answer, self._plan.model.tokenizer)
         attempt.outcome(COMPLETED, usage=usage, tier=answer.service_tier, estimated=estimated)
         status = CANCELLED if caller.gone else COMPLETED
         account.close(status, answered=attempt.sequence, estimated=estimated or usage.flaw is not None)
@@ -335,6 +335,8 @@ class Exchange:
         metrics, first = self._services.metrics, account.opened[-1]
         for opened, outcome in zip(account.opened, account.attempts, strict=False):
             metrics.route(first.surface, first.model, opened.provider).attempted(outcome.status)
+            if outcome.usage is not None and outcome.usage.flaw is not None:
+                metrics.flawed.labels(opened.provider).inc()
         took_us = account.elapsed_us()
         metrics.route(first.surface, first.model, first.provider).finished(
             account.status,

@@ -17,7 +17,7 @@ from gateway.sse import NULL, given
 from gateway.upstream import policy
 from gateway.upstream.anthropic_stream import ChatScanner
 from gateway.upstream.anthropic_usage import from_anthropic, tier_in
-from gateway.upstream.base import Answer, BadAnswer, Call, Failure, Outgoing
+from gateway.upstream.base import Answer, BadAnswer, Call, Failure, Outgoing, delivered
 from gateway.upstream.chat_answers import whole_chat
 from gateway.upstream.events import Scanner
 from gateway.upstream.openai import OpenAIAdapter
@@ -171,8 +171,9 @@ class AnthropicAdapter(OpenAIAdapter):
             raise BadAnswer("the provider's answer has no content")
         raw = bytes(whole.usage)
         usage, tier = from_anthropic(raw), tier_in(raw)
-        answer = body if call.dialect == self.native else _as_chat(whole, usage)
-        return Answer(answer, usage, tier, len(body))
+        native = call.dialect == self.native
+        as_chat = b"" if native and usage is not None and usage.total_output else _as_chat(whole, usage)
+        return Answer(body if native else as_chat, usage, tier, delivered(call, as_chat, usage))
 
     def failure(self, provider: Provider, status: int, retry_after: float | None, body: bytes) -> Failure:
         return super().failure(provider, 503 if status == OVERLOADED else status, retry_after, body)

@@ -97,7 +97,6 @@ class ChatScanner(EventScanner):
     def _begin(self, index: int, block: _Block) -> bytes:
         if block.type == "tool_use":
             self._calls[index] = len(self._calls)
-            self.note(block.name)
             function = {"name": block.name, "arguments": ""}
             call = {"index": self._calls[index], "id": block.id, "type": "function", "function": function}
             return self.writer.write({"tool_calls": [call]})

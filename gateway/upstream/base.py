@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Raw
 
 from billing.usage import Usage
+from gateway import spoken
 from gateway.errors import ApiError
 
 if TYPE_CHECKING:
@@ -46,12 +47,22 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer read by an adapter. `usage` is None when the provider reported none; `body` is what the caller gets."""
+    """A whole answer read by an adapter. `usage` is None when the provider reported none; `body` is what the caller gets.
+
+    `output_bytes` is the size of its text (`delivered`), which is looked for only where usage leaves a doubt.
+    """
 
     body: bytes
     usage: Usage | None
     service_tier: str
     output_bytes: int
+
+
+def delivered(call: Call, body: bytes, usage: Usage | None) -> int:
+    """The bytes of text in an answer in chat's form, where its usage does not say how much output there is; else 0."""
+    if not call.speaks or (usage is not None and usage.total_output):
+        return 0
+    return spoken.size_of(spoken.text_of_answer(body))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from typing import Any, Final, Protocol
 
 from billing.usage import Usage
+from gateway import tokens
 from gateway.dialects.reading import encode
 from gateway.sse import DONE, MAX_EVENT_BYTES, StreamBroken, last_boundary
 from gateway.upstream.usage import to_openai_fields
@@ -93,7 +94,6 @@ class EventScanner(ABC):
     def __init__(self) -> None:
         self._carry = bytearray()
         self.writer = ChunkWriter()
-        self.events = 0
         self.text_bytes = 0
         """Bytes of what was generated: text, reasoning, arguments."""
         self.service_tier: str | None = None
@@ -140,8 +140,8 @@ class EventScanner(ABC):
             return b""
 
     def output_tokens(self) -> int:
-        """At least one token per event that said something, more where events are long."""
-        return max(self.events, self.text_bytes // 4)
+        """Output tokens so far, estimated from the text alone."""
+        return tokens.of_text(self.text_bytes)
 
     def ending(self, usage: Usage, cost: str | None, *, wanted: bool) -> bytes:
         return (self.writer.usage(usage, cost) if wanted else b"") + DONE
@@ -156,5 +156,4 @@ class EventScanner(ABC):
         return b"".join(out)
 
     def note(self, text: str) -> None:
-        self.events += 1
         self.text_bytes += len(text.encode("utf-8", "replace"))

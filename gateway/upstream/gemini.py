@@ -19,12 +19,12 @@ from gateway.dialects.reading import encode
 from gateway.errors import ApiError, bad_request
 from gateway.sse import NULL, StreamBroken, given, payload_of
 from gateway.upstream import policy
-from gateway.upstream.base import Answer, BadAnswer, Call, Failure, Outgoing
+from gateway.upstream.base import Answer, BadAnswer, Call, Failure, Outgoing, delivered
 from gateway.upstream.chat_answers import whole_chat
 from gateway.upstream.events import EventScanner, Scanner
 from gateway.upstream.openai import OpenAIAdapter
 from gateway.upstream.redact import ProviderError, read_error
-from gateway.upstream.usage import Counts
+from gateway.upstream.usage import Counts, shown
 
 if TYPE_CHECKING:
     from gateway.routing.routes import Provider, Route
@@ -46,6 +46,7 @@ class _Usage(Struct):
     candidatesTokenCount: int | None = None
     thoughtsTokenCount: int | None = None
     toolUsePromptTokenCount: int | None = None
+    totalTokenCount: int | None = None
     promptTokensDetails: list[_Modality] | None = None
     cacheTokensDetails: list[_Modality] | None = None
     candidatesTokensDetails: list[_Modality] | None = None
@@ -77,8 +78,12 @@ def from_gemini(raw: bytes) -> Usage | None:
     thoughts = counts.take("thoughtsTokenCount", said.thoughtsTokenCount)
     audio = counts.take("audio output tokens", _of(said.candidatesTokensDetails, "AUDIO"), spoken)
     drawn = counts.take("image output tokens", _of(said.candidatesTokensDetails, "IMAGE"), spoken - audio)
+    used_by_tools = counts.take("toolUsePromptTokenCount", said.toolUsePromptTokenCount)
+    parts = prompt + used_by_tools + spoken + thoughts
+    if said.totalTokenCount is not None and said.totalTokenCount != parts:
+        counts.mark(f"totalTokenCount is {shown(said.totalTokenCount)}, but its parts add up to {parts}")
     return Usage(
-        input=prompt - cached - heard + counts.take("toolUsePromptTokenCount", said.toolUsePromptTokenCount),
+        input=prompt - cached - heard + used_by_tools,
         cache_read=cached,
         audio_input=heard,
         output=spoken - audio - drawn + thoughts,
@@ -199,7 +204,7 @@ class GeminiAdapter(OpenAIAdapter):
         usage = from_gemini(bytes(said.usageMetadata)) if given(said.usageMetadata) else None
         choices = [_choice(each) for each in said.candidates or [_Candidate(finishReason="SAFETY")]]
         answer = encode(whole_chat(said.responseId, said.modelVersion, choices, usage))
-        return Answer(answer, usage, "default", len(body))
+        return Answer(answer, usage, "default", delivered(call, answer, usage))
 
     def failure(self, provider: Provider, status: int, retry_after: float | None, body: bytes) -> Failure:
         """Google refuses a wrong key with 400."""

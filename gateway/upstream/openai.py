@@ -12,7 +12,7 @@ from gateway import errors
 from gateway.errors import ApiError
 from gateway.sse import NULL, StreamScanner, given
 from gateway.upstream import policy, reshape
-from gateway.upstream.base import Adapter, Answer, BadAnswer, Call, Failure, Outgoing
+from gateway.upstream.base import Adapter, Answer, BadAnswer, Call, Failure, Outgoing, delivered
 from gateway.upstream.redact import ProviderError, read_error, read_error_object, redact
 from gateway.upstream.usage import from_openai
 
@@ -124,7 +124,7 @@ class OpenAIAdapter:
         if given(whole.error):
             raise BadAnswer("the provider answered 200 with an error", bytes(whole.error))
         usage = self.usage(bytes(whole.usage)) if given(whole.usage) else None
-        return Answer(body, usage, tier_of(whole.service_tier), len(body))
+        return Answer(body, usage, tier_of(whole.service_tier), delivered(call, body, usage))
 
     def failure(self, provider: Provider, status: int, retry_after: float | None, body: bytes) -> Failure:
         said = read_error(body)

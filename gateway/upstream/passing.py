@@ -5,14 +5,16 @@ That one says the usage, and gets the cost put in; it and `message_stop` wait un
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 
 from billing.usage import Usage
+from gateway import tokens
 from gateway.dialects.anthropic import usage_object
 from gateway.dialects.reading import encode
+from gateway.spoken import Gauge
 from gateway.sse import NULL, StreamBroken, given, payload_of
 from gateway.upstream.anthropic_usage import merge_usage, partial_usage, tier_in
 from gateway.upstream.events import EventScanner
@@ -34,9 +36,6 @@ class _Event(Struct):
 _event = msgspec.json.Decoder(_Event)
 _fields = msgspec.json.Decoder(dict[str, Any])
 
-DELTA_FRAME: Final = 110
-"""About how many bytes of a delta's event are not its text."""
-
 
 class PassingScanner(EventScanner):
     def __init__(self) -> None:
@@ -44,6 +43,10 @@ class PassingScanner(EventScanner):
         self._reported: bytes | None = None
         self._counted = False
         self._held: bytes | None = None
+        self._gauge = Gauge()
+
+    def output_tokens(self) -> int:
+        return tokens.of_text(self._gauge.text_bytes())
 
     @property
     def usage(self) -> bytes | None:
@@ -51,8 +54,7 @@ class PassingScanner(EventScanner):
 
     def take(self, event: bytes) -> bytes:
         if b"content_block_delta" in event:
-            self.events += 1
-            self.text_bytes += max(0, len(event) - DELTA_FRAME)
+            self._gauge.add(event + b"\n\n")
         if any(mark in event for mark in _MARKS):
             return self._marked(event)
         if b'"ping"' in event:

@@ -1,8 +1,8 @@
 """OpenAI's usage object, normalised once into disjoint classes.
 
 `prompt_tokens` includes cached and audio tokens, `completion_tokens` includes reasoning and audio. Providers differ at the
-edges: DeepSeek names cached tokens `prompt_cache_hit_tokens`; some leave reasoning out of `completion_tokens` and show it only
-in `total_tokens`. An impossible count is clamped and named in `Usage.flaw`, never billed negative.
+edges: DeepSeek names cached tokens `prompt_cache_hit_tokens`; xAI counts reasoning beside
+`completion_tokens`. An impossible count is clamped and named in `Usage.flaw`, never billed negative.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ _NO_PROMPT: Final = _PromptDetails()
 _NO_COMPLETION: Final = _CompletionDetails()
 
 
+def shown(count: int) -> str:
+    """A count as it may stand in a flaw's text, whatever its size."""
+    return str(count) if abs(count) < SHOWN_BELOW else "beyond 64 bits"
+
+
 class Counts:
     """Clamps counts and remembers the first thing that could not be."""
 
@@ -69,10 +74,11 @@ class Counts:
     def take(self, name: str, count: int | None, most: int = MOST_TOKENS) -> int:
         if count is None or 0 <= count <= most:
             return count or 0
-        if self.flaw is None:
-            shown = f"{name} is {count}" if abs(count) < SHOWN_BELOW else f"{name} is beyond 64 bits"
-            self.flaw = shown + (f", more than {most}" if 0 <= count < SHOWN_BELOW else "")
+        self.mark(f"{name} is {shown(count)}" + (f", more than {most}" if 0 <= count < SHOWN_BELOW else ""))
         return max(0, min(count, most))
+
+    def mark(self, flaw: str) -> None:
+        self.flaw = self.flaw or flaw
 
 
 def from_openai(raw: bytes) -> Usage | None:
@@ -133,7 +139,7 @@ def _detailed(reported: _Reported) -> Usage:
     )
 
     reasoning = counts.take("reasoning tokens", completion_details.reasoning_tokens)
-    completion += _outside(reported, prompt, completion, reasoning)
+    completion += _outside(reported, prompt, completion, reasoning, counts)
     if reasoning > completion:
         counts.flaw = counts.flaw or f"reasoning tokens are {reasoning}, more than {completion}"
         reasoning = completion
@@ -153,15 +159,18 @@ def _detailed(reported: _Reported) -> Usage:
     )
 
 
-def _outside(reported: _Reported, prompt: int, completion: int, reasoning: int) -> int:
-    """Reasoning that the provider counted beside `completion_tokens`: it shows in a total larger than the sum.
+def _outside(reported: _Reported, prompt: int, completion: int, reasoning: int, counts: Counts) -> int:
+    """Reasoning that the provider counted beside `completion_tokens`, as xAI does: the parts add up only with it.
 
-    Gemini's compatible endpoint gives no detail for it, xAI gives the exact one.
+    A total that they do not add up to is a flaw. It says nothing about which part is wrong, so nothing is derived from it.
     """
-    if reported.total_tokens is None or not 0 <= reported.total_tokens <= MOST_TOKENS:
+    total = reported.total_tokens
+    if total is None or total == prompt + completion:
         return 0
-    beside = reported.total_tokens - prompt - completion
-    return beside if beside > 0 and (reasoning == 0 or beside == reasoning) else 0
+    if reasoning and total == prompt + completion + reasoning:
+        return reasoning
+    counts.mark(f"total_tokens is {shown(total)}, but its parts add up to {prompt + completion}")
+    return 0
 
 
 def to_openai_fields(usage: Usage) -> dict[str, object]:

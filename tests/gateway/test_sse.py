@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.spoken import SAMPLE_BYTES, size_of, text_of_answer
 from gateway.sse import MAX_EVENT_BYTES, StreamBroken, StreamScanner
+from gateway.tokens import of_text
 
 HEAD = {"id": "c1", "object": "chat.completion.chunk", "created": 7, "model": "m"}
 USAGE = {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}
@@ -183,7 +185,10 @@ def test_rule_22_twenty_thousand_chunks_keep_nothing() -> None:
     for number in range(20_000):
         read = content(str(number))
         assert scanner.feed(read) is read
-    assert 19_900 <= scanner.output_tokens() <= 23_000
+    kept = sum(len(each) for each in scanner._gauge._kept)
+    assert kept <= SAMPLE_BYTES + len(content("20000"))
+    spoken = sum(len(str(number)) for number in range(20_000))
+    assert abs(scanner.output_tokens() - of_text(spoken)) < of_text(spoken) // 100
     assert scanner.end() == b""
 
 
@@ -200,8 +205,19 @@ def test_the_usage_event_is_made_where_the_provider_sent_none() -> None:
     assert data == {**HEAD, "choices": [], "usage": USAGE}
 
 
-def test_output_is_estimated_by_events_and_by_their_length() -> None:
-    _, scanner = scan([content(""), *(content("word") for _ in range(10))])
-    assert scanner.output_tokens() == 10
-    _, scanner = scan([content(""), content("w" * 4000)])
-    assert scanner.output_tokens() == 1000
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("words", [["word"] * 10, ["w" * 4000], ["狐", 'quo"te', "back\\slash", "\n"], ["ab"] * 3000])
+def test_output_is_estimated_from_its_text_however_it_is_framed(words: list[str], newline: bytes) -> None:
+    _, scanner = scan(
+        [read.replace(b"\n", newline) for read in (content(""), *map(content, words), content("", "stop"))]
+    )
+    exact = of_text(len("".join(words).encode()))
+    assert abs(scanner.output_tokens() - exact) <= (0 if len(words) < 100 else exact // 100)
+
+
+@given(st.lists(st.text(max_size=30), max_size=20), st.integers(1, 50))
+def test_the_same_text_is_the_same_estimate_in_one_piece_and_as_a_stream(words: list[str], size: int) -> None:
+    stream = b"".join(map(content, words)) + DONE
+    _, scanner = scan([stream[at : at + size] for at in range(0, len(stream), size)])
+    whole = json.dumps({"choices": [{"message": {"role": "assistant", "content": "".join(words)}}]}).encode()
+    assert scanner.output_tokens() == of_text(size_of(text_of_answer(whole)))

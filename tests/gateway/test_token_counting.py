@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from gateway.token_counting import TokenizerError, count_stream, counter, text_of
+from gateway.spoken import text_of
+from gateway.token_counting import TokenizerError, count_answer, count_stream, counter
 
 
 def tiktoken_file(folder: Path, *merges: bytes) -> Path:
@@ -72,6 +73,13 @@ def test_text_is_found_in_the_events_of_every_dialect() -> None:
         b'data: {"choices":[{"text":"d"}]}\n\n: keep-alive\n\ndata: [DONE]\n\ndata: {"cut'
     )
     assert "".join(text_of(events)) == "a{}bcd"
+
+
+def test_an_answer_in_one_piece_is_counted_as_its_stream_is(tmp_path: Path) -> None:
+    path = tiktoken_file(tmp_path)
+    body = b'{"choices":[\n{"message":{"content":"abcd","reasoning":"ef","reasoning_content":"ef"}}],\r\n"model":"m"}'
+    assert count_answer(path, body) == 6
+    assert count_answer(path, b"no json") == 0
 
 
 def test_what_was_not_kept_is_added_in_proportion(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ async def test_two_choices_of_one_stream(gateway: Gateway) -> None:
 async def test_a_flaw_in_usage_is_flagged_and_never_negative(gateway: Gateway) -> None:
     answer, _ = await gateway.stream("usage=bad")
     row = await gateway.row(answer)
-    assert row["estimated"] and row["tokens"].get("input", 0) == 0 and row["tokens"]["output"] == 5
+    assert row["estimated"] and row["tokens"]["input"] > 5 and row["tokens"]["output"] == 5
 
 
 @pytest.mark.parametrize(

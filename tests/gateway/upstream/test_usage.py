@@ -45,7 +45,17 @@ def test_rule_01_reasoning_counted_beside_the_output_is_added_once() -> None:
         prompt_tokens=10, completion_tokens=20, total_tokens=60, completion_tokens_details={"reasoning_tokens": 30}
     )
     assert exact == Usage(input=10, output=50, reasoning=30)
-    assert normalised(prompt_tokens=10, completion_tokens=20, total_tokens=60) == Usage(input=10, output=50)
+
+
+@pytest.mark.parametrize("total", [-1, 0, 14, 16, 10**9, 2**70])
+def test_nothing_is_derived_from_a_total_that_its_parts_do_not_add_up_to(total: int) -> None:
+    shown = "beyond 64 bits" if total == 2**70 else str(total)
+    flaw = f"total_tokens is {shown}, but its parts add up to 15"
+    assert normalised(prompt_tokens=10, completion_tokens=5, total_tokens=total) == Usage(input=10, output=5, flaw=flaw)
+    raw = {"promptTokenCount": 10, "candidatesTokenCount": 3, "thoughtsTokenCount": 2, "totalTokenCount": total}
+    usage = from_gemini(json.dumps(raw).encode())
+    assert usage is not None and usage.flaw is not None and (usage.input, usage.output) == (10, 5)
+    assert usage.flaw == flaw.replace("total_tokens", "totalTokenCount")
 
 
 def test_audio_and_images_are_classes_of_their_own() -> None:
