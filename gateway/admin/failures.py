@@ -60,6 +60,8 @@ def to_api_error(error: Exception) -> ApiError:
             return _validation(error)
         case HTTPException(status_code=400):
             return errors.invalid_json(error.detail)
+        case RecursionError():
+            return errors.invalid_json("it is nested too deeply")
         case HTTPException():
             return ApiError(error.status_code, error.detail, INVALID_REQUEST, None, None, dict(error.headers or {}))
         case sqlalchemy.exc.DBAPIError() if getattr(error.orig, "sqlstate", None) == _NOT_REPRESENTABLE:

@@ -104,6 +104,23 @@ async def test_a_body_that_is_no_json_object_is_refused_on_every_route_that_take
                 assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
+async def test_rule_31_deep_json_is_refused_without_a_traceback_on_every_route(
+    app: litestar.Litestar, operator: Operator, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {"authorization": operator.authorization, "content-type": "application/json"}
+    deep = b"[" * 5000 + b"]" * 5000
+    tried = 0
+    for method, path in routes(app):
+        if method in BODIES:
+            for body in (b"[" * 100_000, deep, b'{"name":' + deep + b"}", b'{"a":' * 5000 + b"1" + b"}" * 5000):
+                answer = await operator.client.request(method, path, content=body, headers=headers)
+                assert 400 <= answer.status_code < 500, f"{method} {path} {body[:9]!r}: {answer.text}"
+                assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+                tried += answer.json()["error"]["message"].endswith("it is nested too deeply")
+    assert tried >= 20
+    assert not [record for record in caplog.records if record.exc_info or record.levelname == "ERROR"]
+
+
 async def test_rule_33_page_sizes_are_bounded_and_cursors_are_checked_on_every_list(
     app: litestar.Litestar, operator: Operator
 ) -> None:
