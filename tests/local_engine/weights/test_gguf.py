@@ -14,6 +14,8 @@ from gguf.quants import dequantize, quantize
 from local_engine.errors import ModelError
 from local_engine.weights.gguf import read_gguf
 from local_engine.weights.gguf_source import gguf_name, unpermuted_rows
+from local_engine.weights.model_store import resolve_model
+from local_engine.weights.source import open_weights
 
 
 @pytest.fixture
@@ -89,3 +91,9 @@ def test_rule_42_the_row_order_of_queries_and_keys_is_undone() -> None:
 def test_names_are_llama_cpps() -> None:
     assert gguf_name("model.layers.17.self_attn.o_proj.weight") == "blk.17.attn_output.weight"
     assert gguf_name("model.embed_tokens.weight") == "token_embd.weight"
+
+
+def test_only_a_file_with_bfloat16_matrices_asks_for_bfloat16_linears() -> None:
+    source = open_weights(resolve_model("smollm2-135m-instruct"))
+    assert source.precision == "Q4_1 and Q8_0"
+    assert source.stores_bfloat16 is False
