@@ -65,7 +65,11 @@ class Seeding:
     """Keeps a store's budget periods equal to the database's sums plus what the database does not have yet."""
 
     def __init__(
-        self, database: AsyncEngine, store: LimitStore, catalog: BudgetCatalog, inheriting: Callable[[], bool]
+        self,
+        database: AsyncEngine,
+        store: LimitStore,
+        catalog: BudgetCatalog,
+        inheriting: Callable[[], bool] = lambda: False,
     ) -> None:
         """`inheriting`: whether journals of dead processes are still on their way into the database."""
         self._database = database

@@ -108,7 +108,7 @@ async def test_a_wallet_without_money_admits_nothing_and_a_top_up_opens_it_withi
     while (await asyncio.gather(house.admit(key), return_exceptions=True))[0] not in house.leases:
         assert time.monotonic() - began < 5
         await asyncio.sleep(0.02)
-        assert house.leases[-1].output_cap == 500
+    assert house.leases[-1].output_cap == 500
 
 
 async def test_what_settled_counts_once_before_and_after_its_row_is_there(house: House) -> None:
