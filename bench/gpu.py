@@ -151,6 +151,7 @@ class RandomWeights:
     """Weights of a shape, made on the device as they are asked for."""
 
     precision = "random bfloat16"
+    stores_bfloat16 = True
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         self.config, self._device = config, device
