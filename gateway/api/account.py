@@ -42,7 +42,7 @@ class Account:
     """`begun_ns` is the monotonic clock at arrival; durations in the records are measured from it."""
 
     __slots__ = (
-        "_services", "answered", "attempts", "begun_ns", "closed", "estimated", "identity", "lease", "opened",
+        "_services", "answered", "attempts", "begun_ns", "blamed", "closed", "estimated", "identity", "lease", "opened",
         "rated", "request_id", "route", "settled", "snapshot", "status", "ttft_us",
     )  # fmt: skip
 
@@ -56,6 +56,8 @@ class Account:
         self.route: Route | None = None
         self.opened: list[AttemptOpened] = []
         self.attempts: list[AttemptOutcome] = []
+        self.blamed: list[Route] = []
+        """Routes against which this request has counted."""
         self.answered: int | None = None
         self.estimated = False
         self.ttft_us: int | None = None
@@ -66,6 +68,11 @@ class Account:
 
     def elapsed_us(self) -> int:
         return (time.monotonic_ns() - self.begun_ns) // 1000
+
+    @property
+    def key_id(self) -> str:
+        assert self.identity is not None
+        return self.identity.key_id
 
     @property
     def at_us(self) -> int:

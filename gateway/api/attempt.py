@@ -13,6 +13,7 @@ from billing.usage import Usage
 from gateway import tokens
 from gateway.api.account import CANCELLED, INCOMPLETE, Account
 from gateway.api.caller import LEFT
+from gateway.routing.breaker import ROUTES_OWN
 from gateway.sse import StreamBroken
 from gateway.token_counting import HEARD_BYTES, count_answer, count_stream
 from gateway.upstream.doubt import judged
@@ -20,7 +21,7 @@ from gateway.upstream.errors import TransportError
 
 if TYPE_CHECKING:
     from gateway.routing.routes import Route
-    from gateway.upstream.base import Adapter, Answer, Call, Outgoing
+    from gateway.upstream.base import Adapter, Answer, Call, Failure, Outgoing
     from gateway.upstream.events import Scanner
     from gateway.upstream.wire import UpstreamResponse
 
@@ -98,6 +99,19 @@ class Attempt:
         if tokenizer is not None and self.call.dialect == "openai":
             counted = await asyncio.to_thread(count_answer, Path(tokenizer), answer.body)
         return self.estimate(delivered() if counted is None else counted), True
+
+    def blame(self, failure: Failure) -> None:
+        """Counts the failure against the route: once a request and under the key that asked, unless it is everyone's.
+
+        A wait that the provider asked for is believed where it speaks of its load, not of what it was asked.
+        """
+        account, breaker = self.account, self.route.breaker
+        wait_s = failure.retry_after_s if failure.everyones or failure.error.status in (429, 503) else None
+        if self.route in account.blamed and not (failure.everyones or breaker.tripped):
+            breaker.hold(time.monotonic(), wait_s)
+            return
+        account.blamed.append(self.route)
+        breaker.failure(time.monotonic(), wait_s, key=ROUTES_OWN if failure.everyones else account.key_id)
 
     def keep_heard(self, tokenizer: Path) -> None:
         """Keeps what the caller is sent (a bounded part of it, where it is chat), to be counted should no usage come."""

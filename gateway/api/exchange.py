@@ -105,7 +105,7 @@ class Exchange:
             self._tags = read_tags(tags, identity.tags)
         services.router.find(call.model)
         check_model(identity, call.model)
-        plan = self._plan = services.router.plan(call.model, time.monotonic())
+        plan = self._plan = services.router.plan(call.model, time.monotonic(), identity.key_id)
         if b"x-metergate-no-fallback" in self._headers:
             del plan.routes[1:]
         self._check_context(call, plan)
@@ -182,8 +182,8 @@ class Exchange:
         return following
 
     def _next_fallback(self, plan: Plan, place: int) -> int | None:
-        now_s = time.monotonic()
-        return next((i for i in range(place + 1, len(plan.routes)) if plan.routes[i].usable(now_s)), None)
+        now_s, key = time.monotonic(), self._account.key_id
+        return next((i for i in range(place + 1, len(plan.routes)) if plan.routes[i].usable(now_s, key)), None)
 
     def _pause(self, route: Route, failure: Failure, again: int) -> float | None:
         """How long to wait before the same route is tried again; None when it is not worth it."""
@@ -191,7 +191,11 @@ class Exchange:
             return None
         pause = pause_s(again, failure.retry_after_s, self._services.router.jitter)
         now_s = time.monotonic()
-        if pause is None or not route.provider.available or route.breaker.opens_in_s(now_s) > pause:
+        if (
+            pause is None
+            or not route.provider.available
+            or route.breaker.opens_in_s(now_s, self._account.key_id) > pause
+        ):
             return None
         return pause
 
@@ -227,19 +231,20 @@ class Exchange:
         finally:
             provider.in_flight -= 1
             route.in_flight -= 1
-        self._judge(route, failure)
+        self._judge(attempt, failure)
         if failure is not None and len(account.attempts) < attempt.sequence:
             attempt.outcome(FAILED, error=failure.reason)
         return failure
 
-    def _judge(self, route: Route, failure: Failure | None) -> None:
+    def _judge(self, attempt: Attempt, failure: Failure | None) -> None:
         """What the attempt says about its route. A stream that failed in-band has said so itself."""
+        breaker = attempt.route.breaker
         if failure is not None and failure.blames_route:
-            route.breaker.failure(time.monotonic(), failure.retry_after_s)
+            attempt.blame(failure)
         elif failure is not None or self._account.status == CANCELLED:
-            route.breaker.abandoned()
+            breaker.abandoned()
         elif self._account.status == COMPLETED:
-            route.breaker.success()
+            breaker.success()
 
     async def _whole(self, attempt: Attempt) -> Failure | None:
         """An answer in one piece. Returns the failure, or None when the caller has been answered."""

@@ -44,6 +44,7 @@ def broken(provider: str, error: TransportError) -> Failure:
             True,
             None,
             "connect failed",
+            everyones=True,
         )
     return cut_off(provider)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Final
 
 from gateway.api import failures
@@ -148,7 +147,7 @@ class StreamRelay:
         await account.settle()
         if failure is not None:
             if failure.blames_route:
-                attempt.route.breaker.failure(time.monotonic(), failure.retry_after_s)
+                attempt.blame(failure)
             last = scanner.tail + self._surface.error_event(failure.error)
         else:
             last = scanner.tail + scanner.ending(usage, account.cost(), wanted=attempt.call.wants_usage)

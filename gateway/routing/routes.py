@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.errors import model_not_found, unavailable
-from gateway.routing.breaker import Breaker, State
+from gateway.routing.breaker import ROUTES_OWN, Breaker, State
 from gateway.routing.retries import RetryBudget
 from gateway.settings import ModelSettings, ProviderSettings, RouteSettings, Settings
 from gateway.upstream.anthropic import AnthropicAdapter
@@ -110,8 +110,8 @@ class Route:
     def __post_init__(self) -> None:
         self.model_json = Raw(msgspec.json.encode(self.model))
 
-    def usable(self, now_s: float) -> bool:
-        return self.provider.available and self.breaker.allows(now_s)
+    def usable(self, now_s: float, key: str = ROUTES_OWN) -> bool:
+        return self.provider.available and self.breaker.allows(now_s, key)
 
 
 Order = Callable[["Model", random.Random], list[Route]]
@@ -209,18 +209,21 @@ class Router:
             raise model_not_found(name[:200])
         return model
 
-    def plan(self, name: str, now_s: float = 0.0) -> Plan:
-        """Raises `ApiError`: 404 for an unknown model, 503 when no route is worth a call now."""
+    def plan(self, name: str, now_s: float = 0.0, key: str = ROUTES_OWN) -> Plan:
+        """What may serve a request of `key`.
+
+        Raises `ApiError`: 404 for an unknown model, 503 when no route is worth a call now.
+        """
         model = self.find(name)
         routes = model.routes
         if len(routes) == 1:
-            usable = [routes[0]] if routes[0].usable(now_s) else []
+            usable = [routes[0]] if routes[0].usable(now_s, key) else []
         else:
             usable = [
-                route for route in STRATEGIES[model.settings.strategy](model, self._jitter) if route.usable(now_s)
+                route for route in STRATEGIES[model.settings.strategy](model, self._jitter) if route.usable(now_s, key)
             ]
         if not usable:
-            raise _nothing_usable(model, now_s)
+            raise _nothing_usable(model, now_s, key)
         return Plan(model.settings, usable, model.retries)
 
     def states(self, now_s: float) -> Iterator[tuple[str, Route, State]]:
@@ -239,9 +242,9 @@ class Router:
         self._retired.clear()
 
 
-def _nothing_usable(model: Model, now_s: float) -> Exception:
+def _nothing_usable(model: Model, now_s: float, key: str) -> Exception:
     starting = all(route.provider.base_url is None for route in model.routes)
-    waits = [route.breaker.opens_in_s(now_s) for route in model.routes if route.provider.base_url is not None]
+    waits = [route.breaker.opens_in_s(now_s, key) for route in model.routes if route.provider.base_url is not None]
     if starting:
         return unavailable(
             f"The model '{model.name}' is not up yet; try again shortly.", code="model_starting", retry_after_s=2.0

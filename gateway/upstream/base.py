@@ -74,6 +74,7 @@ class Failure:
     blames_route: bool  # counts against the route's health
     retry_after_s: float | None = None
     reason: str = ""  # short, for the row and the log; never holds a key
+    everyones: bool = False  # anybody would have met it, whatever was asked; any other may be the request's own
 
 
 class BadAnswer(Exception):

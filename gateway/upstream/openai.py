@@ -240,7 +240,7 @@ def _refused_us(provider: Provider, reason: str) -> Failure:
         f"The provider '{provider.name}' refused the gateway's own credentials; the operator has to look at them.",
         code="upstream_auth",
     )
-    return Failure(error, True, True, None, reason)
+    return Failure(error, True, True, None, reason, everyones=True)
 
 
 def _out_of_quota(provider: Provider, reason: str) -> Failure:
@@ -248,7 +248,7 @@ def _out_of_quota(provider: Provider, reason: str) -> Failure:
         f"The gateway's account at the provider '{provider.name}' is out of quota; the operator has to look at it.",
         code="upstream_quota",
     )
-    return Failure(error, True, True, QUOTA_COOLDOWN_S, reason)
+    return Failure(error, True, True, QUOTA_COOLDOWN_S, reason, everyones=True)
 
 
 QUOTA_COOLDOWN_S: Final = 300.0

@@ -69,6 +69,38 @@ async def test_rule_23_a_dead_target_is_not_hit_again_and_again(gateway: Gateway
     assert "tripped" in {route["health"] for route in routes if route["provider"] == "dead"}
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_absurd_requests_of_one_key_take_a_model_away_from_nobody_else(gateway: Gateway, streamed: bool) -> None:
+    """A provider that stumbles over a value is not down: others go on being served, and the key comes back by itself."""
+    other = await gateway.admin("/keys", {"team_id": gateway.team_id, "name": "other"})
+    others = {"authorization": f"Bearer {other['key']}"}
+    quick = {"x-metergate-no-retry": "1"}
+    for number in range(8):
+        script = "status=500" if number % 2 else "status=503"
+        assert (await gateway.chat(script, stream=streamed, headers=quick)).status_code in (502, 503)
+    routes = (await gateway.operator.get("/admin/v1/routes")).json()["data"]
+    assert {route["health"] for route in routes if route["model"] == "m"} == {"up"}
+    assert (await gateway.chat(headers=others, stream=streamed)).status_code == 200
+    assert (await gateway.chat(stream=streamed)).status_code == 200
+
+
+async def test_the_retries_of_one_request_count_once_and_what_two_keys_meet_opens_the_circuit(gateway: Gateway) -> None:
+    other = await gateway.admin("/keys", {"team_id": gateway.team_id, "name": "other"})
+    others = {"authorization": f"Bearer {other['key']}"}
+
+    async def health() -> set[str]:
+        routes = (await gateway.operator.get("/admin/v1/routes")).json()["data"]
+        return {route["health"] for route in routes if route["model"] == "m"}
+
+    for _ in range(3):
+        failed = await gateway.chat("status=500")
+        assert failed.status_code == 502
+    assert (await gateway.chat("status=500", headers=others)).status_code == 502
+    assert await health() == {"up"}
+    assert (await gateway.chat("status=500", headers=others)).status_code == 502
+    assert await health() == {"tripped"}
+
+
 async def test_a_model_without_any_route_left_says_when_to_come_back(gateway: Gateway) -> None:
     for _ in range(4):
         await gateway.chat(model="gone")

@@ -73,6 +73,59 @@ def test_retry_after_is_honoured_although_the_circuit_is_closed() -> None:
     assert not breaker.allows(2.9) and breaker.allows(3.0)
 
 
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 3)), max_size=300))
+def test_one_key_alone_never_takes_a_route_away_from_others(steps: list[tuple[bool, float]]) -> None:
+    """Whatever it asks and however often, beside others' successes or without any."""
+    breaker, now_s = Breaker(), 0.0
+    for others_succeed, after_s in steps:
+        now_s += after_s
+        breaker.failure(now_s, key="absurd")
+        if others_succeed:
+            breaker.success()
+        assert breaker.state(now_s) is State.CLOSED and breaker.allows(now_s, "others")
+
+
+def test_what_two_keys_met_opens_the_circuit_for_all() -> None:
+    for flood in (3, 4, 500):
+        breaker = Breaker()
+        for _ in range(flood):
+            breaker.failure(0.0, key="a")
+        breaker.failure(0.0, key="b")
+        assert breaker.state(0.0) is State.CLOSED, "one failure of another key may be chance"
+        breaker.failure(0.0, key="b")
+        assert breaker.state(0.0) is State.OPEN and not breaker.allows(0.0, "c")
+
+
+def test_half_of_what_two_keys_met_failing_opens_it_too() -> None:
+    breaker = Breaker()
+    for turn in range(WINDOW // 2):
+        breaker.failure(0.0, key="ab"[turn % 2])
+        assert breaker.state(0.0) is State.CLOSED
+        breaker.success()
+    breaker.failure(0.0, key="c")
+    assert breaker.state(0.0) is State.OPEN
+
+
+def test_a_key_that_meets_nothing_but_failures_is_kept_away_alone_and_comes_back() -> None:
+    breaker = Breaker()
+    for _ in range(CONSECUTIVE - 1):
+        breaker.failure(0.0, key="a")
+        assert breaker.allows(0.0, "a")
+    breaker.failure(0.0, key="a")
+    assert not breaker.allows(COOLDOWN_S - 0.1, "a") and breaker.allows(0.0, "b") and breaker.allows(COOLDOWN_S, "a")
+    breaker.failure(COOLDOWN_S, key="a")
+    assert not breaker.allows(COOLDOWN_S, "a")
+    breaker.success()  # somebody else's: the route is well
+    assert breaker.allows(COOLDOWN_S, "a")
+
+
+def test_what_began_before_the_circuit_opened_does_not_lengthen_the_wait() -> None:
+    breaker = tripped()
+    for _ in range(10):
+        breaker.failure(1.0, key="late")
+    assert breaker.opens_in_s(0.0) == COOLDOWN_S
+
+
 @given(st.lists(st.tuples(st.sampled_from(["ok", "bad", "left"]), st.floats(0, 10)), max_size=200))
 def test_an_open_circuit_never_lets_a_call_through(steps: list[tuple[str, float]]) -> None:
     breaker, now_s = Breaker(), 0.0
