@@ -9,6 +9,8 @@ from .errors import ConfigError
 BLOCK_SIZE = 16
 """Tokens per KV block. Fixed: the kernels and the cache's hashes are built on it."""
 
+MAX_FLAG = (1 << 62) - 1
+"""More than any machine has of anything; and it fits the frames between the processes."""
 MIN_CORE_TIMEOUT_S = 5
 """Above what /health takes for a pause (heartbeat.py)."""
 
@@ -79,8 +81,14 @@ class EngineConfig:
             ("--tensor-parallel-size", self.tensor_parallel_size),
             ("--cpu-threads", self.cpu_threads),
         ):
-            if value is not None and value < 1:
-                raise ConfigError(f"{flag} must be at least 1, not {value}")
+            if value is not None and not 1 <= value <= MAX_FLAG:
+                raise ConfigError(
+                    f"{flag} must be at least 1, not {value}"
+                    if value < 1
+                    else f"{flag} must be at most {MAX_FLAG}, not {value}"
+                )
+        if self.seed is not None and not -MAX_FLAG <= self.seed <= MAX_FLAG:
+            raise ConfigError(f"--seed must be at least {-MAX_FLAG} and at most {MAX_FLAG}, not {self.seed}")
         if self.step_target_ms < 0:
             raise ConfigError(f"--step-target-ms must be 0 (off) or more, not {self.step_target_ms}")
         if self.max_logprobs < 0:

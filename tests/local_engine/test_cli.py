@@ -44,6 +44,15 @@ def test_vllms_flag_names_are_understood() -> None:
         (["nowhere/model"], "error: there is no model 'nowhere/model'"),
         (["m", "--block-size", "32"], "error: --block-size 32 is not supported: this engine's blocks hold 16"),
         (["m", "--max-num-seqs", "0"], "error: --max-num-seqs must be at least 1, not 0"),
+        (
+            ["m", "--max-num-seqs", "1" + "0" * 20],
+            "error: --max-num-seqs must be at most 4611686018427387903, not 1000",
+        ),
+        (
+            ["m", "--seed", "1" + "0" * 20],
+            "error: --seed must be at least -4611686018427387903 and at most 46116860184",
+        ),
+        (["m", "--core-timeout-seconds", "1"], "error: --core-timeout-seconds must be at least 5, not 1"),
         (["m", "--device", "tpu"], "error: --device 'tpu' is not supported; choose one of: auto, cpu, cuda"),
         (["m", "--gpu-memory-utilization", "1.5"], "error: --gpu-memory-utilization must lie in (0, 1], not 1.5"),
     ],
