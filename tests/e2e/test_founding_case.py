@@ -111,7 +111,7 @@ def test_every_figure_names_the_rows_it_was_computed_from(product: Product, key:
 
 
 def test_cached_input_is_priced_once_and_at_its_own_price(product: Product, key: str) -> None:
-    row, _ = call(product, key, "prompt=1000000;cached=600000;output=0")
+    row, _ = call(product, key, "prompt=1000000;cached=600000;output=0;text=")
     assert row["tokens"]["input"] == 400_000
     assert row["tokens"]["cache_read"] == 600_000
     assert row["list"] == {"amount": "0.1288", "currency": "USD"}  # 0.4 x 0.28 + 0.6 x 0.028
