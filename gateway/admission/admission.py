@@ -227,8 +227,11 @@ class Admission:
 
     # ---- settle ----
 
-    async def settle(self, lease: Lease[R], *, rated: Rated, tokens: int) -> None:
-        """Post what the request cost and used, and give the rest back. Once per lease; the caller shields it."""
+    async def settle(self, lease: Lease[R], *, rated: Rated | None, tokens: int) -> None:
+        """Post what the request cost and used, and give the rest back. Once per lease; the caller shields it.
+
+        What has no amount (`rated` is None: it could not be rated) posts its reservation, until its row is written.
+        """
         if lease.finished:
             return
         lease.finished = True
@@ -236,7 +239,7 @@ class Admission:
             return
         amounts = {}
         for charge, budget in zip(lease.claim.charges, lease.budgets, strict=True):
-            amounts[charge.budget_id] = self._actual_nano(lease, budget, rated)
+            amounts[charge.budget_id] = self._actual_nano(lease, budget, charge.amount_nano, rated)
         await self.store.settle(lease.claim, tokens, amounts)
 
     async def release(self, lease: Lease[R]) -> None:
@@ -247,18 +250,24 @@ class Admission:
         if lease.claim.scopes or lease.claim.charges:
             await self.store.release(lease.claim)
 
-    def _actual_nano(self, lease: Lease[R], budget: BudgetRow, rated: Rated) -> int:
+    def _actual_nano(self, lease: Lease[R], budget: BudgetRow, reserved_nano: int, rated: Rated | None) -> int:
+        """What the request counts in this budget. Without an amount it is what was reserved: it may have cost that."""
+        if rated is None:
+            return reserved_nano
         if rated.overflow:
             return 2 * MOST if budget.scope == WALLET else MOST  # no balance makes up for it, and no limit
         if budget.scope != "all":
             settled = rated.settled
-            return settled.nano if settled is not None and settled.currency == budget.currency else 0
+            if settled is not None and settled.currency == budget.currency:
+                return settled.nano
+            return max(reserved_nano, sum(line.settled_nano or 0 for line in rated.lines))
         snapshot = lease.snapshot
         try:
-            return listed_nano(snapshot.books, snapshot.pins, lease.at_us, rated, budget.currency)
+            listed = listed_nano(snapshot.books, snapshot.pins, lease.at_us, rated, budget.currency)
         except NoRate as error:
-            logger.warning("budget %d does not count request %s: %s", budget.id, lease.request_id, error)
-            return 0
+            logger.warning("budget %d cannot count request %s: %s", budget.id, lease.request_id, error)
+            listed = None
+        return reserved_nano if listed is None else listed
 
     # ---- what is asked for ----
 

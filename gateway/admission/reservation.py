@@ -181,11 +181,13 @@ def worst_list_nano(
     return total + (ROUNDING_NANO if total else 0)
 
 
-def listed_nano(books: Books, pins: Pins, at_us: int, rated: Rated, currency: str) -> int:
+def listed_nano(books: Books, pins: Pins, at_us: int, rated: Rated, currency: str) -> int | None:
     """What a rated request counts in a budget over everything: list as it stands, at the row's own reference rate where
-    that is in `currency`, else at the reference rate of the pinned books. Unpriced requests count nothing."""
+    that is in `currency`, else at the reference rate of the pinned books. None where it has no list amount."""
     listed = rated.list
-    if listed is None or listed.nano == 0:
+    if listed is None:
+        return None
+    if listed.nano == 0:
         return 0
     if listed.currency == currency:
         return listed.nano

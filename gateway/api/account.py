@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from billing.errors import BillingError
 from billing.rating import Rated
 from billing.usage import Usage
 from gateway.errors import ApiError, unavailable
@@ -101,6 +100,7 @@ class Account:
             pins=first.pins if first is not None else self.snapshot.pins,
             reserved=reserved,
             lost_charge=self.identity.team_lost_charge,
+            cost_per_hour=route.provider.cost_per_hour,
         )
         try:
             self._services.journal.open(record)
@@ -168,8 +168,8 @@ class Account:
         assert self.snapshot is not None
         try:
             self.rated = rate_request(self.snapshot.books, self.opened, record)
-        except BillingError as error_:
-            logger.error("request %s could not be rated: %s", self.request_id, error_)
+        except Exception:
+            logger.exception("request %s could not be rated: its reservation stands for its charge", self.request_id)
 
     def cost(self) -> str | None:
         """What the team is charged, as `0.00012 CNY`; None when unpriced."""
@@ -185,13 +185,13 @@ class Account:
         return NOTHING
 
     async def settle(self) -> None:
-        """Posts the actual to the limit store, or gives everything back; once. Never raises."""
+        """Posts the actual to the limit store, or gives everything back where nothing was opened; once. Never raises."""
         if self.settled or self.lease is None:
             return
         self.settled = True
         admission = self._services.admission
         try:
-            if self.rated is None:
+            if not self.opened:
                 await admission.release(self.lease)
             else:
                 await admission.settle(self.lease, rated=self.rated, tokens=self.charged_usage().total)

@@ -210,3 +210,30 @@ async def test_twenty_thousand_chunks(gateway: Gateway) -> None:
     answer, body = await gateway.stream("chunks=20000;output=20000", model="far")
     assert body.count(b"data: ") == 20_002
     assert (await gateway.row(answer))["tokens"]["output"] == 20_000
+
+
+@pytest.mark.parametrize("way", ["answered", "streamed", "left"])
+async def test_rule_12_a_request_that_cannot_be_rated_keeps_its_reservation_in_a_hard_budget(
+    gateway: Gateway, up: Upstream, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Whatever the reason is, it was sent to a provider: its room is not free again before its row is there."""
+
+    def fails(*_: object) -> None:
+        raise ArithmeticError("a mistake of ours")
+
+    budget = {"scope": "key", "scope_id": gateway.key_id, "amount": "0.0025", "currency": "CNY", "period": "total"}
+    await gateway.admin("/budgets", budget)
+    monkeypatch.setattr("gateway.api.account.rate_request", fails)
+    await gateway.services.admission.seeding.stop()  # no round moves it on while we look
+    if way == "left":
+        with pytest.raises(httpx.ReadTimeout):
+            await gateway.client.post(
+                CHAT, json={"model": "m", "messages": MESSAGES, "user": "delay_ms=1500"}, timeout=0.3
+            )
+    else:
+        assert (await gateway.chat(stream=way == "streamed")).status_code == 200
+    await gateway.settled()
+    unshipped = await gateway.services.admission.store.unshipped([], 10)
+    (amounts,) = unshipped.settled.values()
+    assert all(nano > 4096 * 420 for nano in amounts.values())
+    assert (await gateway.chat()).status_code == 402
