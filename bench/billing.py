@@ -131,6 +131,8 @@ def _quarter(
                 204_123,
                 "default",
                 "standard",
+                None,
+                None,
             )
         )
         sums = traffic.setdefault((team, key_id, model), [0] * len(tables.TRAFFIC_SUMS))

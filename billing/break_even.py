@@ -53,7 +53,8 @@ class UpstreamComparison(msgspec.Struct, frozen=True):
 
 
 class BreakEven(msgspec.Struct, frozen=True):
-    """`capacity_tokens_per_hour` is tokens per hour of engine time; null, as the busy cost, where requests carry none."""
+    """`capacity_tokens_per_hour` is tokens per hour of engine time; null, as the busy cost, where requests carry none.
+    `recorded_cost` is what the requests' rows say they cost, each at the price that was in force for it."""
 
     provider: str
     cost_per_hour: MoneyView
@@ -68,6 +69,7 @@ class BreakEven(msgspec.Struct, frozen=True):
     elapsed_cost_per_mtok: MoneyView
     busy_cost: MoneyView | None
     busy_cost_per_mtok: MoneyView | None
+    recorded_cost: tuple[MoneyView, ...]
     upstreams: tuple[UpstreamComparison, ...]
 
 
@@ -115,6 +117,7 @@ async def break_even(
         elapsed_cost_per_mtok=_money(elapsed * Fraction(MICRO, total), currency),
         busy_cost=_money(busy, currency) if compute_us else None,
         busy_cost_per_mtok=_money(busy * Fraction(MICRO, total), currency) if compute_us else None,
+        recorded_cost=await _recorded(connection, provider, start_us, end_us),
         upstreams=tuple(sorted(compared, key=lambda each: (Fraction(each.cost.amount), each.provider, each.model))),
     )
 
@@ -130,6 +133,19 @@ async def _traffic(
     )
     row = (await connection.execute(query)).one()
     return int(row[0] or 0), {name: int(value or 0) for name, value in zip(classes, row[1:], strict=True)}
+
+
+async def _recorded(connection: AsyncConnection, provider: str, start_us: int, end_us: int) -> tuple[MoneyView, ...]:
+    columns = rollup_traffic.c
+    query = (
+        select(columns.cost_currency, func.sum(columns.cost_nano).label("nano"))
+        .where(columns.provider == provider, columns.bucket_us >= start_us, columns.bucket_us < end_us)
+        .where(columns.cost_currency != "")
+        .group_by(columns.cost_currency)
+        .order_by(columns.cost_currency)
+    )
+    rows = await connection.execute(query)
+    return tuple(MoneyView(Money(row.cost_currency, int(row.nano)).amount, row.cost_currency) for row in rows)
 
 
 async def _compute_us(connection: AsyncConnection, provider: str, start_us: int, end_us: int) -> int:

@@ -171,7 +171,7 @@ def _attempt_rows(records: Iterable[UsageRecord], as_id: Any) -> list[tuple[Any,
     for each in records:
         usage_id = as_id(each.id)
         for attempt in each.attempts:
-            cost = attempt.cost
+            cost, hour = attempt.cost, attempt.cost_per_hour
             rows.append(
                 (
                     usage_id,
@@ -189,6 +189,8 @@ def _attempt_rows(records: Iterable[UsageRecord], as_id: Any) -> list[tuple[Any,
                     attempt.ttft_us,
                     attempt.service_tier,
                     attempt.processing,
+                    None if hour is None else hour.currency,
+                    None if hour is None else hour.nano,
                 )
             )
     return rows

@@ -21,7 +21,11 @@ class Payer(msgspec.Struct, frozen=True, gc=False):
 
 
 class AttemptUsage(msgspec.Struct, frozen=True, gc=False):
-    """What one attempt used, and on which price list and model it is priced."""
+    """What one attempt used, and on which price list and model it is priced.
+
+    `cost_per_hour` is what an hour of the engine costs us that served it: its cost is then its share of engine time, and the
+    price list says only what it is sold at.
+    """
 
     sequence: int
     price_list: str
@@ -30,6 +34,12 @@ class AttemptUsage(msgspec.Struct, frozen=True, gc=False):
     usage: Usage
     service_tier: str = "default"
     processing: str = "standard"
+    cost_per_hour: Money | None = None
+
+    @property
+    def by_the_hour(self) -> bool:
+        """Whether its cost is engine time. Where the engine told none (it died, or is another make), tokens are all there is."""
+        return self.cost_per_hour is not None and (self.usage.compute_us > 0 or next(self.usage.lines(), None) is None)
 
 
 class RatedLine(msgspec.Struct, frozen=True, gc=False):
@@ -49,12 +59,14 @@ class RatedLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class RatedAttempt(msgspec.Struct, frozen=True, gc=False):
-    """What one attempt costs us at the provider, under the provider's terms where there are any."""
+    """What one attempt costs us at the provider, under the provider's terms where there are any: at the price rows named, or at
+    `cost_per_hour` for its engine time."""
 
     sequence: int
     cost: Money | None
     price_row_ids: tuple[int, ...]
     unpriced: str | None
+    cost_per_hour: Money | None = None
 
 
 class Rated(msgspec.Struct, frozen=True, gc=False):

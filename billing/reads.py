@@ -279,6 +279,7 @@ def _attempt_view(attempt: Row[Any]) -> AttemptView:
         tokens=None if attempt.tokens is None else _counts(attempt.tokens),
         cost=MoneyView.of_nano(attempt.cost_nano, attempt.cost_currency),
         price_rows=parse_ids(attempt.price_row_ids),
+        cost_per_hour=MoneyView.of_nano(attempt.hour_nano, attempt.hour_currency),
         error=attempt.error,
         started_at=format_time(attempt.started_at_us),
         latency_ms=attempt.latency_us // 1000,

@@ -32,6 +32,8 @@ class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
     ttft_us: int | None
     service_tier: str = "default"
     processing: str = "standard"
+    cost_per_hour: Money | None = None
+    """The price of an hour of the engine that `cost` was computed from, instead of price rows."""
 
 
 class UsageRecord(msgspec.Struct, frozen=True, gc=False):
@@ -168,6 +170,8 @@ class LineView(msgspec.Struct, frozen=True):
 
 
 class AttemptView(msgspec.Struct, frozen=True):
+    """`cost` is computed from `price_rows`, or is `tokens.compute_us` of an engine at `cost_per_hour`."""
+
     sequence: int
     provider: str
     provider_model: str
@@ -175,6 +179,7 @@ class AttemptView(msgspec.Struct, frozen=True):
     tokens: dict[str, int] | None
     cost: MoneyView | None
     price_rows: list[int]
+    cost_per_hour: MoneyView | None
     error: str | None
     started_at: str
     latency_ms: int

@@ -18,6 +18,7 @@ from billing import tables
 from billing.books import Books, load_books
 from billing.corrections import correct, correctable
 from billing.errors import Conflict, InvalidCorrection
+from billing.money import Money
 from billing.rating import AttemptUsage, Payer, Rated, rate
 from billing.reads import parse_ids
 from billing.records import AttemptRecord, UsageRecord
@@ -105,6 +106,7 @@ async def _rated_again(
                 ttft_us=each.ttft_us,
                 service_tier=each.service_tier,
                 processing=each.processing,
+                cost_per_hour=costs[each.sequence].cost_per_hour,
             )
             for each, usage in zip(tries, attempts, strict=True)
         ),
@@ -135,7 +137,13 @@ def _attempt_usage(attempt: Row[Any], books: Books, price_list_of: Callable[[str
         usage=Usage() if attempt.tokens is None else msgspec.json.decode(attempt.tokens, type=Usage),
         service_tier=attempt.service_tier,
         processing=attempt.processing,
+        cost_per_hour=hourly(attempt),
     )
+
+
+def hourly(attempt: Row[Any]) -> Money | None:
+    """What an hour of the engine cost when the attempt was made: not in any book, so it stays what it was."""
+    return None if attempt.hour_currency is None else Money(attempt.hour_currency, attempt.hour_nano)
 
 
 def _charged(

@@ -276,9 +276,12 @@ attempts = Table(
     Column("ttft_us", Int64),
     _text("service_tier"),
     _text("processing"),
+    Column("hour_currency", Text),
+    _amount("hour_nano"),
     postgresql_partition_by="RANGE (usage_id)",
     **_BY_ID,
 )
+"""A cost comes out of `price_row_ids`, or out of engine time (in `tokens`) at `hour_nano` an hour."""
 
 corrections = Table(
     "corrections",

@@ -26,6 +26,7 @@ from billing.rating import AttemptUsage, Payer, rate
 from billing.reads import parse_ids
 from billing.recording import checked_terms
 from billing.records import MoneyView
+from billing.rerating import hourly
 from billing.tables import attempts, corrections, usage, usage_lines
 from billing.terms import TermsBook, TermsRow
 from billing.times import DAY_US, first_id_at, time_us_of
@@ -206,6 +207,7 @@ class _World:
             used,
             "default" if attempt is None else attempt.service_tier,
             "standard" if attempt is None else attempt.processing,
+            None if attempt is None else hourly(attempt),
         )
 
     def _books_for(self, team_id: str) -> Books:

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from billing.currencies import MINOR_DIGITS
+from billing.errors import InvalidAmount
 from billing.money import Money
 from gateway.secret import MASK, Secret
 from gateway.settings_source import SettingsError, Source, build, read_source, resolve_text
@@ -63,14 +64,15 @@ class ProviderSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """After a caller left its stream: how long the rest is read for the provider's own count. 0 breaks it off."""
     max_parallel: Count | None = None
     cost_per_hour: Annotated[str, Meta(pattern=r"^\d+(\.\d{1,9})? [A-Z]{3}$")] | None = None
-    """What an hour of this engine costs us, such as "3.50 USD": the break-even report compares it with every upstream."""
+    """What an hour of this engine costs us, such as "3.50 USD": a request then costs its share of the engine's time."""
     engine_args: list[str] = []
     share_prefix_cache: bool = False
     """Whether teams may be served from each other's cached prefixes on an engine. Faster, and it tells who asked what."""
 
-    def hourly_cost(self) -> Money:
-        """`cost_per_hour` as money."""
-        assert self.cost_per_hour is not None
+    def hourly_cost(self) -> Money | None:
+        """`cost_per_hour` as money. Raises `InvalidAmount` for one that 64 bits cannot hold."""
+        if self.cost_per_hour is None:
+            return None
         amount, _, currency = self.cost_per_hour.partition(" ")
         return Money.parse(amount, currency)
 
@@ -92,7 +94,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_output_tokens: Count | None = None
     tokenizer: str | None = None
     """A tokenizer.json or .tiktoken file: counts what a provider leaves uncounted. Never downloaded."""
-    strategy: Literal["priority", "weighted"] = "priority"
+    strategy: Literal["priority", "weighted", "cheapest", "fastest", "least_busy", "prefix_affinity"] = "priority"
 
 
 class JournalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -224,8 +226,8 @@ def _check_provider(name: str, provider: ProviderSettings, source: Source) -> No
     path = ("providers", name)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise source.error(path, "a provider's name has letters, digits, dots, dashes and underscores")
-    if provider.cost_per_hour is not None and provider.cost_per_hour[-3:] not in MINOR_DIGITS:
-        raise source.error((*path, "cost_per_hour"), f"{provider.cost_per_hour[-3:]} is no ISO 4217 currency code")
+    if provider.cost_per_hour is not None:
+        _check_hourly_cost(provider, source, (*path, "cost_per_hour"))
     if provider.base_url is not None:
         parts = urlsplit(provider.base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -240,6 +242,18 @@ def _check_provider(name: str, provider: ProviderSettings, source: Source) -> No
         )
     if provider.engine_args and (provider.kind != "engine" or provider.base_url is not None):
         raise source.error((*path, "engine_args"), "applies only to the bundled engine (kind engine, no base_url)")
+
+
+def _check_hourly_cost(provider: ProviderSettings, source: Source, path: tuple[str, ...]) -> None:
+    assert provider.cost_per_hour is not None
+    if provider.kind != "engine":
+        raise source.error(path, "applies only to engines (kind engine); what an upstream costs is a price in the book")
+    if provider.cost_per_hour[-3:] not in MINOR_DIGITS:
+        raise source.error(path, f"{provider.cost_per_hour[-3:]} is no ISO 4217 currency code")
+    try:
+        provider.hourly_cost()
+    except InvalidAmount as error:
+        raise source.error(path, str(error)) from error
 
 
 def _check_models(settings: Settings, source: Source) -> None:

@@ -17,7 +17,7 @@ from msgspec import Raw
 from billing.usage import Usage
 from gateway import tokens
 from gateway.spoken import Gauge
-from gateway.upstream.usage import to_openai
+from gateway.upstream.usage import ENGINE_TIME, to_openai
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 DONE: Final = b"data: [DONE]\n\n"
@@ -196,6 +196,7 @@ class StreamScanner:
     def usage_event(self, usage: bytes, cost: str | None) -> bytes:
         """The one usage chunk, with `choices: []`: the provider's own where it sent one, with `cost` put into its usage."""
         body: dict[str, Raw] = _fields.decode(usage)
+        body.pop(ENGINE_TIME, None)
         if cost is not None:
             body["cost"] = Raw(_encode(cost))
         if self._usage_event is not None:

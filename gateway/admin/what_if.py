@@ -136,6 +136,5 @@ def _cost_per_hour(rooms: Rooms, provider: str, amount: str | None, currency: st
         return Money(check_currency(currency, "currency"), parse_field(amount, NANO, "cost_per_hour"))
     settings = rooms.services.settings
     known = settings.providers.get(provider)
-    if known is not None and known.cost_per_hour is not None:
-        return known.hourly_cost()
-    return hourly_price(rooms.services.catalog.snapshot.books, _price_list(settings, provider), now_us())
+    configured = None if known is None else known.hourly_cost()
+    return configured or hourly_price(rooms.services.catalog.snapshot.books, _price_list(settings, provider), now_us())

@@ -143,6 +143,7 @@ def _usage(attempt: AttemptOpened, outcome: AttemptOutcome, usage: Usage) -> Att
         usage,
         outcome.service_tier,
         outcome.processing,
+        attempt.cost_per_hour,
     )
 
 
@@ -161,4 +162,5 @@ def _attempt(attempt: AttemptOpened, outcome: AttemptOutcome, rated: RatedAttemp
         ttft_us=outcome.ttft_us,
         service_tier=outcome.service_tier,
         processing=outcome.processing,
+        cost_per_hour=rated.cost_per_hour,
     )

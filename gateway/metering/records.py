@@ -13,12 +13,13 @@ from typing import Any, Final
 import msgspec
 
 from billing.books import Pins
-from billing.money import INT64_MAX
+from billing.money import INT64_MAX, Money
 from billing.usage import Usage
 
 
 class AttemptOpened(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="o"):
-    """Written before an upstream is called. `reserved` is what admission set aside for the attempt (its worst case)."""
+    """Written before an upstream is called. `reserved` is what admission set aside for the attempt (its worst case).
+    `cost_per_hour` is what an hour of the engine costs that is called, as its provider was configured then."""
 
     request_id: bytes
     sequence: int
@@ -38,6 +39,7 @@ class AttemptOpened(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=
     lost_charge: str = "input"
     service_tier: str = "default"
     processing: str = "standard"
+    cost_per_hour: Money | None = None
 
 
 class AttemptOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,10 +14,11 @@ from gateway.sse import NULL, given
 from gateway.upstream.base import Adapter, Answer, BadAnswer, Call, Outgoing
 from gateway.upstream.errors import TransportError
 from gateway.upstream.openai import OpenAIAdapter
-from gateway.upstream.usage import from_engine
+from gateway.upstream.usage import ENGINE_TIME, from_engine
 
 if TYPE_CHECKING:
-    from gateway.routing.routes import Provider, Route
+    from gateway.routing.provider import Provider
+    from gateway.routing.routes import Route
 
 
 class _Cancelled(msgspec.Struct):
@@ -29,6 +31,7 @@ class _Counted(msgspec.Struct):
 
 _counted = msgspec.json.Decoder(_Counted)
 _cancelled = msgspec.json.Decoder(_Cancelled)
+_fields = msgspec.json.Decoder(dict[str, Raw])
 
 
 class EngineAdapter(OpenAIAdapter):
@@ -42,6 +45,17 @@ class EngineAdapter(OpenAIAdapter):
 
     def usage(self, raw: bytes) -> Usage | None:
         return from_engine(raw)
+
+    def read_answer(self, call: Call, content_type: str, body: bytes) -> Answer:
+        """Engine time is what a request costs us: it is counted, and the caller is not told."""
+        answer = super().read_answer(call, content_type, body)
+        if answer.usage is None or b'"metergate"' not in answer.body:
+            return answer
+        fields = _fields.decode(answer.body)
+        usage = _fields.decode(fields["usage"])
+        usage.pop(ENGINE_TIME, None)
+        fields["usage"] = Raw(encode(usage))
+        return replace(answer, body=encode(fields))
 
     async def cancel(self, provider: Provider, request_id: str) -> Usage | None:
         """Frees the request's pages at once. None when the engine no longer knows the request, or is gone."""

@@ -17,6 +17,8 @@ MOST_TOKENS: Final = 10**12
 """A single request beyond this is a provider's mistake; the product with any price still fits an amount's 64 bits or says so."""
 MOST_COMPUTE_US: Final = 7 * 86_400 * 1_000_000
 """No request keeps an engine for more than a week."""
+ENGINE_TIME: Final = "metergate"
+"""The field of a usage object in which an engine tells its own time; it stays between the two."""
 SHOWN_BELOW: Final = 2**64
 """A flaw shows a count up to this; the digits of a longer one say nothing and would fill the journal."""
 
