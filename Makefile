@@ -15,8 +15,8 @@ help:  ## this list
 run: venv  ## install what is missing, then serve on 127.0.0.1:8000 (PORT=…, HOST=…, CONFIG=… to change)
 	@exec $(BIN)/metergate serve $(if $(CONFIG),--config "$(CONFIG)") $(if $(HOST),--host "$(HOST)") $(if $(PORT),--port "$(PORT)")
 
-test: dev  ## the whole test suite, with real PostgreSQL and Valkey (ARGS="tests/billing -x" for a part)
-	@$(BIN)/python -m pytest $(ARGS)
+test: dev  ## the whole test suite, with real PostgreSQL and Valkey (ARGS="tests/billing -x" for a part; ARGS="-n 0 …" in one process)
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 check: dev  ## format, lint, types, import contracts, house rules
 	$(BIN)/ruff format --check

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
 
@@ -12,6 +12,7 @@ import pytest
 
 from billing.books import EMPTY_PINS, Pins
 from billing.usage import Usage
+from gateway.metering.errors import JournalFull
 from gateway.metering.journal import Journal
 from gateway.metering.position import Position, read_position
 from gateway.metering.recorder import Recorder
@@ -25,9 +26,15 @@ from tests.gateway.metering.records import closed, opened, outcome
 MakeJournal = Callable[..., Journal]
 
 
-@contextmanager
+@contextlib.contextmanager
 def recording(
-    database: BooksDatabase, root: Path, journal: Journal | None = None, *, drain: bool = True, **settings: object
+    database: BooksDatabase,
+    root: Path,
+    journal: Journal | None = None,
+    *,
+    drain: bool = True,
+    housekeeping_s: float = 0.02,
+    **settings: object,
 ) -> Iterator[Metrics]:
     """A recorder over `root` that lives as long as the block."""
     metrics = Metrics()
@@ -38,7 +45,7 @@ def recording(
         metrics,
         journal=journal,
         poll_s=0.005,
-        housekeeping_s=0.02,
+        housekeeping_s=housekeeping_s,
     )
     recorder.start()
     try:
@@ -177,7 +184,7 @@ def test_rule_26_a_database_that_is_not_ready_only_delays(
         assert value(metrics, "journal_unshipped_seconds") > 0
         empty_database.migrate()
         eventually(lambda: value(metrics, "recorder_rows_total") == 1, "it arrives once the tables are there")
-        assert value(metrics, "journal_unshipped_bytes") == 0
+        eventually(lambda: value(metrics, "journal_unshipped_bytes") == 0, "nothing waits any more")
     assert empty_database.count("usage") == 1
     assert empty_database.count("metering_dead_letters") == 0
 
@@ -363,6 +370,22 @@ def test_an_open_request_is_carried_over_many_segments(database: BooksDatabase, 
         journal.close(closed(slow))
     assert database.count("usage") == database.count("usage", "status = 'completed'") >= written + 1
     assert database.count("metering_dead_letters") == 0
+
+
+def test_rule_32_a_full_journal_waits_for_shipping_and_for_no_housekeeping(
+    database: BooksDatabase, make_journal: MakeJournal
+) -> None:
+    journal = make_journal(max_bytes=1 << 20)
+    written = 0
+    with recording(database, journal.folder.parent, journal, housekeeping_s=3600.0, max_bytes=1 << 20):
+        while journal.tail[0] < 20:
+            eventually(lambda: journal.writable, "what is shipped makes room for more")
+            with contextlib.suppress(JournalFull):
+                attempt = opened(tags={"filler": "x" * 8000})
+                journal.open(attempt)
+                journal.close(closed(attempt))
+                written += 1
+    assert database.count("usage", "status = 'completed'") == written
 
 
 def test_shipped_segments_stay_for_the_retention_and_a_dead_folder_goes_after_it(
