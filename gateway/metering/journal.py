@@ -42,7 +42,7 @@ ERROR_BYTES: Final = 500
 """An outcome's error texts are cut to this where it would not fit its reserve otherwise."""
 STRADDLE_BYTES: Final = 16 << 10
 """A record does not straddle segments; this much at the end of one may stay unused."""
-HEAL_S: Final = 1.0
+HEAL_S: Final = 0.25
 """How often a full or broken journal looks whether it can write again."""
 FREE_FLOOR_BYTES: Final = 64 << 20
 """Never allocate the last of a disk (or its last twentieth, where that is less): the database may live on it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from gateway.metering.segments import (
     segment_path,
     try_lock,
 )
+
+log = logging.getLogger(__name__)
 
 STORE_EVERY_S: Final = 1.0
 HOUR_US: Final = 3_600_000_000
@@ -51,6 +54,7 @@ class Source:
         self._pairing = Pairing(self.stored.carried)
         self._stored_at_s = time.monotonic()
         self._ended = False
+        self._unstored = False
         self.behind = False
         """Whether the last read was a full one, so that more lies there already."""
 
@@ -101,8 +105,18 @@ class Source:
             self.store_if_due()
 
     def store_if_due(self) -> None:
-        if self.reader.place.segment != self.stored.segment or time.monotonic() - self._stored_at_s > STORE_EVERY_S:
+        """A position that cannot be stored is only late: a full disk does not keep the rest from the database."""
+        waited = time.monotonic() - self._stored_at_s > STORE_EVERY_S
+        if not waited and (self._unstored or self.reader.place.segment == self.stored.segment):
+            return
+        try:
             self.store()
+            self._unstored = False
+        except OSError as error:
+            self._stored_at_s = time.monotonic()
+            if not self._unstored:
+                log.warning("journal %s: its position cannot be stored now: %s", self.name, error)
+            self._unstored = True
 
     def store(self) -> None:
         """Writes the position of everything committed so far. Only while no items are waiting."""

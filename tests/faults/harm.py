@@ -22,6 +22,9 @@ class Database(Protocol):
     def start(self) -> None: ...
 
 
+FULL_ROUNDS = 10
+"""More than enough traffic for a segment and its spare."""
+
 Harm = Callable[[Stage], Coroutine[Any, Any, None]]
 
 
@@ -184,7 +187,8 @@ async def clock_back(stage: Stage) -> None:
 
 
 async def full_disk(stage: Stage) -> None:
-    """Only where the stage's folder is a small disk of its own: the last byte is taken, then given back."""
+    """Only where the stage's folder is a small disk of its own: the last byte is taken until a request is refused, then given
+    back."""
     filler = stage.home / "filler"
 
     async def harm() -> None:
@@ -200,7 +204,13 @@ async def full_disk(stage: Stage) -> None:
 
     tags = ",".join(f"filler{at}={'x' * 200}" for at in range(8))
     wishes = [Wish(stage.dice.randrange(1, 5000), 9, True, gap_ms=5, tags=tags) for _ in range(60)]
+    before = len(stage.callers.heard)
     try:
         await _traffic(stage, wishes, harm)
+        for _ in range(FULL_ROUNDS):
+            if any(heard.status == 503 for heard in stage.callers.heard[before:]):
+                return
+            await _traffic(stage, wishes)
+        raise AssertionError("a full disk refuses no request")
     finally:
         filler.unlink(missing_ok=True)

@@ -157,7 +157,7 @@ class Stage:
                     }
                 },
                 "models": [{"name": "m", "context_window": 100_000, "max_output_tokens": 4096, "routes": [route]}],
-                "journal": {"max_bytes": 4 << 20},
+                "journal": {"max_bytes": 2 << 20},
                 "log_level": "warning",
             },
             planted,
