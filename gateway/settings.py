@@ -35,6 +35,7 @@ __all__ = [
     "Secret",
     "Settings",
     "SettingsError",
+    "WebhookSettings",
     "load_settings",
 ]
 
@@ -110,6 +111,21 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     when_store_down: Literal["closed", "open", "local_share"] = "closed"
     default_output_reserve: Count = 4096
     """Output tokens reserved when neither the caller nor the model says a maximum."""
+    budget_thresholds: Annotated[list[Annotated[int, Meta(ge=1, le=1000)]], Meta(max_length=20)] = [50, 80, 100]
+    """At these percentages of its amount a budget is told of, where it says nothing else itself."""
+
+
+class WebhookSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where events go (a budget's threshold, a wallet's low balance), each signed with `secret`. Without a `url` nowhere."""
+
+    url: str | None = None
+    secret: Secret | None = None
+    networks: list[str] = []
+    """Networks beside the public internet in which the receiver may be."""
+    timeout_s: Annotated[float, Meta(gt=0, le=30)] = 10.0
+
+    def allowed(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        return tuple(ip_network(text, strict=False) for text in self.networks)
 
 
 class RetentionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,10 +149,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     journal: JournalSettings = field(default_factory=JournalSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
+    webhook: WebhookSettings = field(default_factory=WebhookSettings)
     trusted_proxies: list[str] = []
     """Addresses or networks whose `x-forwarded-for` is believed."""
     auth_stale_s: Annotated[int, Meta(ge=1)] = 900
     """How long a cached key serves while the database is away."""
+    shutdown_grace_s: Count = 60
+    """After SIGTERM running requests have so long. No longer than what kills the process allows it."""
     request_max_bytes: Annotated[int, Meta(ge=1024)] = 32 << 20
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -192,12 +211,8 @@ def _check(settings: Settings, source: Source) -> None:
     for name in ("listen", "admin_listen"):
         if getattr(settings, name) is not None:
             _check_listen(getattr(settings, name), source, name)
-    for index, text in enumerate(settings.trusted_proxies):
-        try:
-            ip_network(text, strict=False)
-        except ValueError as error:
-            message = f"{text!r} is no IP address or network, such as 10.0.0.0/8"
-            raise source.error(("trusted_proxies", index), message) from error
+    _check_networks(settings.trusted_proxies, source, ("trusted_proxies",))
+    _check_webhook(settings.webhook, source)
     days = settings.retention.usage_days
     if days is not None and settings.journal.retain_hours >= days * 24:
         raise source.error(
@@ -206,6 +221,27 @@ def _check(settings: Settings, source: Source) -> None:
     for name, provider in settings.providers.items():
         _check_provider(name, provider, source)
     _check_models(settings, source)
+
+
+def _check_networks(texts: list[str], source: Source, path: tuple[str, ...]) -> None:
+    for index, text in enumerate(texts):
+        try:
+            ip_network(text, strict=False)
+        except ValueError as error:
+            raise source.error((*path, index), f"{text!r} is no IP address or network, such as 10.0.0.0/8") from error
+
+
+def _check_webhook(webhook: WebhookSettings, source: Source) -> None:
+    _check_networks(webhook.networks, source, ("webhook", "networks"))
+    if webhook.url is None:
+        return
+    parts = urlsplit(webhook.url)
+    if parts.scheme not in ("https", "http") or not parts.hostname or parts.username or parts.fragment:
+        raise source.error(("webhook", "url"), "must be an https:// address without user and fragment")
+    if parts.scheme == "http" and not webhook.networks:
+        raise source.error(("webhook", "url"), "http:// is for receivers in webhook.networks; use https://")
+    if not webhook.secret:
+        raise source.error(("webhook",), "lacks `secret`, with which every event is signed; make it a long random text")
 
 
 def _check_url(url: str, schemes: tuple[str, ...], source: Source, name: str) -> None:

@@ -7,14 +7,11 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Generator
-from typing import Any, Final
+from typing import Any
 
 import uvicorn
 
 from gateway.serve.protocol import HttpProtocol
-
-DRAIN_S: Final = 60
-"""After SIGTERM running requests may take this long; then their streams are cut, and billed as cancelled."""
 
 
 class Server(uvicorn.Server):
@@ -36,8 +33,9 @@ class Server(uvicorn.Server):
             serving.result()
 
 
-def make_server(app: Any) -> Server:
-    """`app` is an ASGI application (uvicorn's own type for one is private)."""
+def make_server(app: Any, grace_s: int) -> Server:
+    """`app` is an ASGI application (uvicorn's own type for one is private). After `ask_to_stop` running requests have `grace_s`;
+    then their streams are cut, and billed as cancelled."""
     return Server(
         uvicorn.Config(
             app,
@@ -49,7 +47,7 @@ def make_server(app: Any) -> Server:
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=DRAIN_S,
+            timeout_graceful_shutdown=grace_s,
         )
     )
 

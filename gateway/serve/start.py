@@ -124,7 +124,7 @@ async def _answer_requests(
 ) -> None:
     """From the first request to the last one's end. With a second address, operators have that one to themselves."""
     parts: tuple[Part, ...] = ("all",) if len(listens) == 1 else ("callers", "operators")
-    servers = [make_server(create_app(services, part)) for part in parts]
+    servers = [make_server(create_app(services, part), settings.shutdown_grace_s) for part in parts]
     ending.serve(servers, services)
     async with asyncio.TaskGroup() as serving:
         for server, listener in zip(servers, listens, strict=True):

@@ -22,7 +22,7 @@ async def serving(app: App) -> AsyncIterator[int]:
 
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = make_server(app)
+    server = make_server(app, 60)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     await server.wait_started(task)
     try:
