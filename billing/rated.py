@@ -38,8 +38,12 @@ class AttemptUsage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def by_the_hour(self) -> bool:
-        """Whether its cost is engine time. Where the engine told none (it died, or is another make), tokens are all there is."""
-        return self.cost_per_hour is not None and (self.usage.compute_us > 0 or next(self.usage.lines(), None) is None)
+        """Whether its cost is engine time. Where the engine told none (it died, or is another make), tokens are all there is;
+        an engine whose hour costs nothing costs nothing, however long it took."""
+        hour = self.cost_per_hour
+        return hour is not None and (
+            self.usage.compute_us > 0 or not hour.nano or next(self.usage.lines(), None) is None
+        )
 
 
 class RatedLine(msgspec.Struct, frozen=True, gc=False):

@@ -93,6 +93,13 @@ def test_where_the_engine_told_no_time_the_tokens_are_the_estimate_and_nothing_i
     assert by_tokens.cost == Money.parse("0.42", "USD")
     assert (by_tokens.attempts[0].price_row_ids, by_tokens.attempts[0].cost_per_hour) == ((2,), None)
     assert rated(Usage()).cost == Money("USD", 0)
+    assert rated(Usage(output=1), hour=Money("USD", 0)).cost == Money("USD", 0), "an hour for nothing is no gap either"
+
+
+def test_one_yuan_a_dollar_brings_no_loss_on_an_engine_that_costs_nothing() -> None:
+    """The bundled engine as it ships: its price list says what it is sold at, not what it costs."""
+    found = rated(Usage(output=1_000_000, compute_us=10**9), hour=Money("USD", 0))
+    assert found.margin == found.settled == Money.parse("0.42", "CNY")
 
 
 def test_rule_05_a_share_beyond_64_bits_is_no_cost_and_takes_no_charge_away() -> None:
