@@ -28,6 +28,10 @@ class CreateBudget(Struct, frozen=True, forbid_unknown_fields=True):
     scope_id: Text | None = None
     timezone: Annotated[str, Meta(max_length=64, description="IANA name, such as Asia/Shanghai.")] = "UTC"
     hard: bool = True
+    thresholds: Annotated[
+        list[int] | None,
+        Meta(description="Percentages of the amount at which it is told of once a period; null: the configured ones."),
+    ] = None
 
 
 class BudgetView(Struct, frozen=True):
@@ -39,6 +43,7 @@ class BudgetView(Struct, frozen=True):
     period: str
     timezone: str
     hard: bool
+    thresholds: list[int] | None
     created_at: str | None
     ended_at: str | None
 
@@ -66,8 +71,9 @@ class BudgetsController(Controller):
                 period=data.period,
                 timezone=data.timezone,
                 hard=data.hard,
+                thresholds=data.thresholds,
             )
-        return _view(row)
+            return rooms.done(_view(row))
 
     @get(summary="List budgets")
     async def index(
@@ -92,8 +98,9 @@ class BudgetsController(Controller):
         if budget_id > INT64_MAX:
             raise missing("budget", budget_id)
         async with rooms.write() as write:
-            row = await end_budget(write.connection, budget_id)
-        return _view(row)
+            before = await get_budget(write.connection, budget_id)
+            rooms.editing(None if before is None else _view(before))
+            return rooms.done(_view(await end_budget(write.connection, budget_id)))
 
 
 async def _check_key_currency(write: CatalogWrite, key_id: str, currency: str) -> None:
@@ -118,6 +125,7 @@ def _view(row: BudgetRow) -> BudgetView:
         row.period,
         row.timezone,
         row.hard,
+        None if row.thresholds is None else list(row.thresholds),
         moment(row.created_at_us),
         moment(row.ended_at_us),
     )

@@ -50,30 +50,34 @@ class CorrectionsController(Controller):
     ) -> CorrectionAnswer:
         original, ids = _identifier(request_id), (new_request_id(), new_request_id())
         async with rooms.book() as connection:
+            rooms.editing(await usage_row(connection, original))
+            actor = rooms.actor(data.actor)
             if data.action == "rerate":
                 await rerate(
                     connection,
                     original,
                     ids,
                     reason=data.reason,
-                    actor=data.actor,
+                    actor=actor,
                     price_list_of=lambda provider: _price_list(rooms, provider),
                 )
             else:
                 await correctable(connection, original)
-                if not await reverse(connection, original, ids[0], reason=data.reason, actor=data.actor):
+                if not await reverse(connection, original, ids[0], reason=data.reason, actor=actor):
                     raise Conflict("id: it was put right at the same moment by somebody else", field="id")
             (link,) = await correction_chain(connection, original)
             rows = [await usage_row(connection, UUID(each)) for each in (link.reversal, link.replacement) if each]
-        return CorrectionAnswer(
-            link.original,
-            link.reversal,
-            link.replacement,
-            link.reason,
-            link.actor,
-            link.recorded_at,
-            [row for row in rows if row is not None],
-        )
+            return rooms.done(
+                CorrectionAnswer(
+                    link.original,
+                    link.reversal,
+                    link.replacement,
+                    link.reason,
+                    link.actor,
+                    link.recorded_at,
+                    [row for row in rows if row is not None],
+                )
+            )
 
     @get(summary="How a request was put right, and its replacement, and so on")
     async def index(self, request_id: FromPath[str], rooms: Injected) -> CorrectionList:

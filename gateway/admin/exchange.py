@@ -72,7 +72,7 @@ class RatesController(Controller):
                 source=data.source,
                 effective_from_us=now_us() if effective_from_us is None else effective_from_us,
             )
-        return rate_view(row)
+            return rooms.done(rate_view(row))
 
     @get(summary="List rates in the order they were recorded")
     async def index(
@@ -112,7 +112,7 @@ class TermsController(Controller):
                 bps=data.bps,
                 effective_from_us=now_us() if effective_from_us is None else effective_from_us,
             )
-        return terms_view(row)
+            return rooms.done(terms_view(row))
 
     @get(summary="List settlement terms in the order they were recorded")
     async def index(

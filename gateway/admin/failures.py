@@ -24,6 +24,14 @@ _NOT_REPRESENTABLE = "22021"
 _MISSING_FIELD = re.compile(r"missing required field `([^`]*)`")
 
 
+class Replayed(Exception):
+    """This write was done already under the same Idempotency-Key: `answer` is what it was answered."""
+
+    def __init__(self, answer: str) -> None:
+        super().__init__("done already under this Idempotency-Key")
+        self.answer = answer
+
+
 def invalid(message: str, param: str | None) -> ApiError:
     """422: the body or a query parameter cannot be accepted as it is."""
     return ApiError(422, message, INVALID_REQUEST, param, "invalid_value")
@@ -37,6 +45,12 @@ def missing(what: str, identifier: object) -> ApiError:
 def conflict(message: str, param: str | None = None) -> ApiError:
     """409: what is there does not allow it."""
     return ApiError(409, message, INVALID_REQUEST, param, "conflict")
+
+
+def changed_meanwhile(current: str) -> ApiError:
+    """412: If-Match names another version than the one that stands there."""
+    message = f"If-Match: somebody changed it meanwhile; what stands there now has the ETag {current}. Read it again."
+    return ApiError(412, message, INVALID_REQUEST, "If-Match", "changed_meanwhile")
 
 
 def database_away() -> ApiError:
@@ -91,6 +105,10 @@ def _validation(error: ValidationException) -> ApiError:
 
 
 def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    if isinstance(error, Replayed):
+        headers = {"idempotent-replayed": "true", "x-request-id": str(new_request_id())}
+        status = getattr(request.route_handler, "status_code", 200)
+        return Response(error.answer.encode(), status_code=status, headers=headers, media_type="application/json")
     answer = _unrouted(request, error) or to_api_error(error)
     headers = {**answer.headers, "x-request-id": str(new_request_id())}
     return Response(errors.render(answer), status_code=answer.status, headers=headers, media_type="application/json")

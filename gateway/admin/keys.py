@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from ipaddress import ip_network
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from litestar import Controller, get, patch, post
 from litestar.params import FromPath, FromQuery, JSONBody
@@ -18,7 +18,7 @@ from gateway.access.keys import new_key, random_id
 from gateway.access.repository import KeyPolicy, KeyRow
 from gateway.admin.failures import conflict, invalid, missing
 from gateway.admin.paging import DEFAULT_LIMIT, Cursor, IdText, Limit, RowId, cut, decode_cursor
-from gateway.admin.services import CatalogWrite, Injected
+from gateway.admin.services import CatalogWrite, Editable, Injected
 from gateway.admin.texts import Moment, Text, moment, moment_us
 from gateway.admission.limits import MAX_LIMIT, Limits
 
@@ -72,7 +72,7 @@ class RotateKey(Struct, frozen=True, forbid_unknown_fields=True):
     ] = DEFAULT_GRACE_S
 
 
-class KeyView(Struct, frozen=True, kw_only=True):
+class KeyView(Editable, frozen=True, kw_only=True):
     id: str
     team_id: str
     name: str
@@ -88,6 +88,7 @@ class KeyView(Struct, frozen=True, kw_only=True):
 
 
 class NewKeyView(KeyView, frozen=True, kw_only=True):
+    shown_once: ClassVar[bool] = True
     key: str
     """The whole key. It is not stored and cannot be shown again."""
     former_works_until: str | None = None
@@ -113,6 +114,7 @@ class KeysController(Controller):
                 f"key_{random_id()}", data.team_id, data.name, new.public_id, policy, None, now_us(), write.version
             )
             await repository.insert_key(write.connection, row, new)
+            rooms.done(KeyView(**_fields(row)), shown_once=True)
         return NewKeyView(**_fields(row), key=new.secret.reveal())
 
     @get(summary="List keys, oldest first")
@@ -141,6 +143,7 @@ class KeysController(Controller):
     async def change(self, key_id: FromPath[str], data: JSONBody[ChangeKey], rooms: Injected) -> KeyView:
         async with rooms.write() as write:
             row = await _usable(write, key_id)
+            rooms.editing(KeyView(**_fields(row)))
             row = replace(
                 row,
                 name=row.name if data.name is UNSET else data.name,
@@ -150,16 +153,19 @@ class KeysController(Controller):
             await repository.update_key(
                 write.connection, key_id, name=row.name, policy=row.policy, version=write.version
             )
-        return KeyView(**_fields(row))
+            return rooms.done(KeyView(**_fields(row)))
 
     @post("/{key_id:str}/revoke", status_code=200, summary="End a key for good; saying it twice changes nothing")
     async def revoke(self, key_id: FromPath[str], rooms: Injected) -> KeyView:
         async with rooms.write() as write:
+            before = await repository.get_key(write.connection, key_id)
+            if before is None:
+                raise missing("key", key_id)
+            rooms.editing(KeyView(**_fields(before)))
             await repository.revoke_key(write.connection, key_id, at_us=now_us(), version=write.version)
             row = await repository.get_key(write.connection, key_id)
-        if row is None:
-            raise missing("key", key_id)
-        return KeyView(**_fields(row))
+            assert row is not None
+            return rooms.done(KeyView(**_fields(row)))
 
     @post(
         "/{key_id:str}/rotate",
@@ -177,6 +183,8 @@ class KeysController(Controller):
             await repository.rotate_key(
                 write.connection, key_id, new, at_us=at_us, grace_us=grace_us, version=write.version
             )
+            rooms.editing(KeyView(**_fields(row)))
+            rooms.done(KeyView(**_fields(row)), shown_once=True)
         return NewKeyView(**_fields(row), key=new.secret.reveal(), former_works_until=moment(at_us + grace_us))
 
 

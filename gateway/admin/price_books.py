@@ -171,14 +171,14 @@ class PriceBooksController(Controller):
         async with rooms.write() as write:
             previews = _previews(preview_prices(_book_of(rooms), drafts))
             rows = await publish_prices(write.connection, drafts, note)
-        return Imported(False, max(row.book_version for row in rows), previews)
+            return rooms.done(Imported(False, max(row.book_version for row in rows), previews))
 
     @post("/drafts", summary="Keep rows as a draft of the next version")
     async def draft(self, data: JSONBody[DraftPrices], rooms: Injected) -> DraftView:
         drafts, note = _rows_of(data)
         async with rooms.write() as write:
             kept = await draft_prices(write.connection, drafts, note)
-        return _draft(kept, _book_of(rooms))
+            return rooms.done(_draft(kept, _book_of(rooms)))
 
     @get("/drafts", summary="List drafts of the book")
     async def drafts(self, rooms: Injected, cursor: Cursor = None, limit: Limit = DEFAULT_LIMIT) -> DraftPage:
@@ -196,13 +196,15 @@ class PriceBooksController(Controller):
     @post("/drafts/{draft_id:int}/publish", summary="Publish a draft as one new version")
     async def publish(self, draft_id: FromPath[int], data: JSONBody[NoFields], rooms: Injected) -> DraftSummary:
         async with rooms.write() as write:
+            rooms.editing(DraftSummary(**_fields(await get_draft(write.connection, _id(draft_id)))))
             draft, _ = await publish_draft(write.connection, _id(draft_id))
-        return DraftSummary(**_fields(draft))
+            return rooms.done(DraftSummary(**_fields(draft)))
 
     @post("/drafts/{draft_id:int}/discard", summary="Throw a draft away")
     async def discard(self, draft_id: FromPath[int], data: JSONBody[NoFields], rooms: Injected) -> DraftSummary:
         async with rooms.write() as write:
-            return DraftSummary(**_fields(await discard_price_draft(write.connection, _id(draft_id))))
+            rooms.editing(DraftSummary(**_fields(await get_draft(write.connection, _id(draft_id)))))
+            return rooms.done(DraftSummary(**_fields(await discard_price_draft(write.connection, _id(draft_id)))))
 
 
 class Explained(Struct, frozen=True):

@@ -32,7 +32,7 @@ class PricesController(Controller):
         draft = draft_of(data)
         async with rooms.write() as write:
             (row,) = await publish_prices(write.connection, [draft])
-        return answer_of(row)
+            return rooms.done(answer_of(row))
 
     @get(summary="List price rows in the order they were published")
     async def index(

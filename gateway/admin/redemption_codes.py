@@ -82,11 +82,12 @@ class RedemptionCodesController(Controller):
                 count=data.count,
                 amount=data.amount,
                 currency=data.currency,
-                actor=data.actor,
+                actor=rooms.actor(data.actor),
                 redeem_until_us=redeem_until_us,
                 credit_expires_at_us=credit_expires_at_us,
                 note=data.note,
             )
+            rooms.done(_batch(batch), shown_once=True)
         return NewBatch(*_fields(batch), codes)
 
     @get(summary="List batches")
@@ -122,7 +123,9 @@ class RedemptionCodesController(Controller):
         if batch_id > INT64_MAX:
             raise missing("batch", batch_id)
         async with rooms.book() as connection:
-            return _batch(await end_batch(connection, batch_id))
+            before = await get_batch(connection, batch_id)
+            rooms.editing(None if before is None else _batch(before))
+            return rooms.done(_batch(await end_batch(connection, batch_id)))
 
 
 def _fields(

@@ -5,24 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 import litestar
-from litestar import Response
+from litestar import Request, Response
 from litestar.di import Provide
 
 from gateway.access.admin_key import load_admin_key
+from gateway.admin.audit_routes import AuditController
 from gateway.admin.budgets import BudgetsController
 from gateway.admin.corrections import CorrectionsController
 from gateway.admin.exchange import RatesController, TermsController
 from gateway.admin.failures import HANDLERS
-from gateway.admin.guard import admin_guard, refuse_unknown_query
+from gateway.admin.guard import acting_of, admin_guard, refuse_unknown_query
 from gateway.admin.keys import KeysController
 from gateway.admin.live_routes import RoutesController
 from gateway.admin.price_books import PriceBooksController, PriceExplanationController
 from gateway.admin.prices import PricesController
 from gateway.admin.redemption_codes import RedemptionCodesController
 from gateway.admin.sell_prices import SellPricesController
-from gateway.admin.services import AdminServices, Rooms
+from gateway.admin.services import AdminServices, Editable, Rooms, etag
 from gateway.admin.statements import StatementsController
 from gateway.admin.teams import TeamsController
+from gateway.admin.token_routes import MeController, TokensController
 from gateway.admin.usage import UsageController
 from gateway.admin.wallets import WalletsController
 from gateway.admin.what_if import BreakEvenController, WhatIfController
@@ -32,13 +34,19 @@ MAX_BODY_BYTES = 1 << 20
 
 
 def name_request(response: Response[Any]) -> Response[Any]:
+    """An id for every answer, and the ETag of what can be edited."""
     response.headers["x-request-id"] = str(new_request_id())
+    if isinstance(response.content, Editable) and not response.content.shown_once:
+        response.headers["etag"] = etag(response.content)
     return response
 
 
 def admin_router(services: AdminServices) -> litestar.Router:
     """The router for `services`. Reads (or at a first start makes) the admin key; raises `SettingsError` when it cannot."""
-    rooms = Rooms(services)
+
+    async def rooms(request: Request[Any, Any, Any]) -> Rooms:
+        return Rooms(services, await acting_of(request, services))
+
     return litestar.Router(
         "/admin/v1",
         route_handlers=[
@@ -59,11 +67,14 @@ def admin_router(services: AdminServices) -> litestar.Router:
             SellPricesController,
             CorrectionsController,
             RoutesController,
+            AuditController,
+            TokensController,
+            MeController,
         ],
-        guards=[admin_guard(load_admin_key(services.settings))],
+        guards=[admin_guard(services, load_admin_key(services.settings))],
         before_request=refuse_unknown_query,
         after_request=name_request,
-        dependencies={"rooms": Provide(lambda: rooms, sync_to_thread=False)},
+        dependencies={"rooms": Provide(rooms)},
         exception_handlers=HANDLERS,
         request_max_body_size=MAX_BODY_BYTES,
     )

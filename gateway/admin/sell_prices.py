@@ -55,7 +55,7 @@ class SellPricesController(Controller):
                 multiplier=data.multiplier,
                 effective_from_us=now_us() if effective_from_us is None else effective_from_us,
             )
-        return sell_view(row)
+            return rooms.done(sell_view(row))
 
     @get(summary="List sell prices in the order they were recorded")
     async def index(

@@ -141,7 +141,7 @@ class StatementsController(Controller):
     @post("/{team_id:str}", summary="Draft a month's statement, or draft it again")
     async def draft(self, team_id: FromPath[str], data: JSONBody[DraftStatement], rooms: Injected) -> StatementView:
         async with rooms.write() as write:
-            return _view(await draft_statement(write.connection, team_id, data.month))
+            return rooms.done(_view(await draft_statement(write.connection, team_id, data.month)))
 
     @get("/{team_id:str}", summary="A team's drafts, statements and credit notes")
     async def index(
@@ -180,6 +180,7 @@ class StatementsController(Controller):
     ) -> StatementView:
         async with rooms.write() as write:
             draft = await get_statement(write.connection, team_id, _id(statement_id))
+            rooms.editing(_summary(draft))
             if not data.without_set_aside:
                 span = first_id_at(draft.start_us), first_id_at(draft.end_us)
                 letters = await count_unresolved(write.connection, *span)
@@ -189,26 +190,28 @@ class StatementsController(Controller):
                         "and run `metergate journal replay`, or issue without them",
                         "without_set_aside",
                     )
-            return _view(
-                await issue_statement(
-                    write.connection, team_id, _id(statement_id), without_journals=data.without_journals
-                )
+            issued = await issue_statement(
+                write.connection, team_id, _id(statement_id), without_journals=data.without_journals
             )
+            return rooms.done(_view(issued))
 
     @post("/{team_id:str}/{statement_id:int}/credit-note", summary="Take an issued statement back whole")
     async def credit(
         self, team_id: FromPath[str], statement_id: FromPath[int], data: JSONBody[CreditNote], rooms: Injected
     ) -> StatementView:
         async with rooms.write() as write:
-            return _view(await credit_statement(write.connection, team_id, _id(statement_id), reason=data.reason))
+            rooms.editing(_summary(await get_statement(write.connection, team_id, _id(statement_id))))
+            note = await credit_statement(write.connection, team_id, _id(statement_id), reason=data.reason)
+            return rooms.done(_view(note))
 
     @post("/{team_id:str}/{statement_id:int}/discard", summary="Throw a draft away")
     async def discard(
         self, team_id: FromPath[str], statement_id: FromPath[int], data: JSONBody[NoFields], rooms: Injected
     ) -> Discarded:
         async with rooms.write() as write:
+            rooms.editing(_summary(await get_statement(write.connection, team_id, _id(statement_id))))
             await discard_draft(write.connection, team_id, _id(statement_id))
-        return Discarded(statement_id, True)
+            return rooms.done(Discarded(statement_id, True))
 
 
 def _file(text: str, row: StatementRow, ending: str) -> Response[str]:

@@ -13,7 +13,7 @@ from billing.money import NANO, format_scaled
 from billing.teams import TeamRow, create_team, get_team, list_teams, update_team
 from gateway.admin.failures import missing
 from gateway.admin.paging import DEFAULT_LIMIT, Cursor, IdText, Limit, cut, decode_cursor
-from gateway.admin.services import Injected
+from gateway.admin.services import Editable, Injected
 from gateway.admin.texts import Currency, Decimal, Text, moment
 
 Billing = Literal["postpaid", "prepaid"]
@@ -41,7 +41,7 @@ class ChangeTeam(Struct, frozen=True, forbid_unknown_fields=True):
     timezone: Zone | UnsetType = UNSET
 
 
-class TeamView(Struct, frozen=True):
+class TeamView(Editable, frozen=True):
     id: str
     name: str
     settlement_currency: str
@@ -74,7 +74,7 @@ class TeamsController(Controller):
                 lost_charge=data.lost_charge,
                 timezone=data.timezone,
             )
-        return _view(row)
+            return rooms.done(_view(row))
 
     @get(summary="List teams")
     async def index(self, rooms: Injected, cursor: Cursor = None, limit: Limit = DEFAULT_LIMIT) -> TeamPage:
@@ -100,10 +100,11 @@ class TeamsController(Controller):
         if data.credit_limit is not UNSET:
             changes["credit_limit_nano"] = _nano(data.credit_limit)
         async with rooms.write() as write:
-            if await get_team(write.connection, team_id) is None:
+            before = await get_team(write.connection, team_id)
+            if before is None:
                 raise missing("team", team_id)
-            row = await update_team(write.connection, team_id, **changes)
-        return _view(row)
+            rooms.editing(_view(before))
+            return rooms.done(_view(await update_team(write.connection, team_id, **changes)))
 
 
 def _nano(amount: str | None) -> int | None:

@@ -25,7 +25,7 @@ from billing.wallets import (
 )
 from gateway.admin.failures import missing
 from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, RowId, after_id, cut, decode_cursor
-from gateway.admin.services import Injected
+from gateway.admin.services import Editable, Injected
 from gateway.admin.texts import Currency, Decimal, Moment, Text, moment, moment_us
 
 ADMIN = "admin"
@@ -82,7 +82,7 @@ class ChangeWallet(Struct, frozen=True, forbid_unknown_fields=True):
     low_balance: Decimal | None
 
 
-class WalletView(Struct, frozen=True):
+class WalletView(Editable, frozen=True):
     """Amounts are decimal strings in `currency`. `available` is what a prepaid team may still spend; null: nothing holds it."""
 
     team_id: str
@@ -161,7 +161,8 @@ class WalletsController(Controller):
     @patch(summary="Set the threshold of the low-balance event")
     async def change(self, team_id: FromPath[str], data: JSONBody[ChangeWallet], rooms: Injected) -> WalletView:
         async with rooms.book() as connection:
-            return _wallet(await set_low_balance(connection, team_id, data.low_balance))
+            rooms.editing(_wallet(await get_wallet(connection, team_id)))
+            return rooms.done(_wallet(await set_low_balance(connection, team_id, data.low_balance)))
 
     @get("/entries", summary="What moved the balance, newest first")
     async def entries(
@@ -211,16 +212,16 @@ class WalletsController(Controller):
                 method=data.method,
                 rate=data.rate,
                 reason=data.reason,
-                actor=data.actor,
+                actor=rooms.actor(data.actor),
                 expires_at_us=expires_at_us,
             )
-        return entry_view(entry)
+            return rooms.done(entry_view(entry))
 
     @post("/redemptions", summary="Redeem a code, which can be done once")
     async def redeem(self, team_id: FromPath[str], data: JSONBody[PostRedemption], rooms: Injected) -> EntryView:
         async with rooms.book() as connection:
-            entry = await redeem(connection, team_id=team_id, code=data.code, actor=data.actor)
-        return entry_view(entry)
+            entry = await redeem(connection, team_id=team_id, code=data.code, actor=rooms.actor(data.actor))
+            return rooms.done(entry_view(entry))
 
     @post("/adjustments", summary="Credit or debit a wallet for a stated reason")
     async def adjust(self, team_id: FromPath[str], data: JSONBody[PostAdjustment], rooms: Injected) -> EntryView:
@@ -231,12 +232,12 @@ class WalletsController(Controller):
                 team_id=team_id,
                 amount=data.amount,
                 reason=data.reason,
-                actor=data.actor,
+                actor=rooms.actor(data.actor),
                 currency=data.currency,
                 external_id=data.external_id,
                 expires_at_us=expires_at_us,
             )
-        return entry_view(entry)
+            return rooms.done(entry_view(entry))
 
     @post("/entries/{entry_id:int}/reverse", summary="Take an entry back by a linked one, at the rate it came in at")
     async def reverse(
@@ -246,9 +247,9 @@ class WalletsController(Controller):
             raise missing("entry", entry_id)
         async with rooms.book() as connection:
             entry = await reverse_entry(
-                connection, team_id=team_id, entry_id=entry_id, reason=data.reason, actor=data.actor
+                connection, team_id=team_id, entry_id=entry_id, reason=data.reason, actor=rooms.actor(data.actor)
             )
-        return entry_view(entry)
+            return rooms.done(entry_view(entry))
 
 
 def _amount(nano: int | None) -> str | None:
