@@ -23,7 +23,7 @@ from billing.database import open_database, reading
 from gateway import database
 from gateway.metering.dead_letters import unresolved
 from gateway.metering.reconcile import LOOK_BACK_HOURS, look
-from gateway.routing.routes import Provider
+from gateway.routing.provider import Provider
 from gateway.serve.engines import bundled
 from gateway.serve.errors import StartError
 from gateway.serve.preflight import MIN_FREE_BYTES, check_engine_installed

@@ -129,9 +129,17 @@ class Metrics:
         self.wallets_low = self._gauge("wallets_low", "Wallets below their low-balance threshold.")
         self.limit_store_up = self._gauge("limit_store_up", "1 while the limit store answers.")
 
+        target = ("model", "provider", "provider_model")
+        self.route_circuit = self._gauge("route_circuit", "A route's circuit: 0 closed, 1 half open, 2 open.", *target)
+        self.route_in_flight = self._gauge("route_in_flight", "Attempts that run at a route.", *target)
+        self.route_pace = self._gauge(
+            "route_first_content_seconds", "The decayed mean time to the first content of an answer.", *target
+        )
+
         self.failures = {reason: self.recorder_failures.labels(reason) for reason in FAILURES}
         self._routes: dict[tuple[str, str, str], RouteMetrics] = {}
         self._money: dict[tuple[str, str], Counter] = {}
+        self._before: list[Callable[[], None]] = []
 
     def route(self, surface: str, model: str, provider: str) -> RouteMetrics:
         """The instruments of one route. Callers that serve the same route keep the result."""
@@ -157,8 +165,14 @@ class Metrics:
         """Has `gauge` read its value at every scrape."""
         gauge.set_function(read)
 
+    def before_render(self, look: Callable[[], None]) -> None:
+        """Has `look` bring gauges up to date at every scrape."""
+        self._before.append(look)
+
     def render(self) -> bytes:
         """The text exposition of everything; its type is `CONTENT_TYPE`."""
+        for look in self._before:
+            look()
         return generate_latest(self.registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

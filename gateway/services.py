@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -24,7 +25,8 @@ from gateway.maintenance import Maintenance
 from gateway.metering.journal import Journal
 from gateway.metering.reconcile import Reconciliation
 from gateway.metering.recorder import Recorder
-from gateway.metrics import Metrics
+from gateway.metrics import MAX_ROUTES, Metrics
+from gateway.routing.breaker import State
 from gateway.routing.routes import Router
 from gateway.settings import Settings
 from gateway.wallets import WalletKeeper
@@ -37,6 +39,7 @@ would look for them on every second request; what lives from the start is frozen
 SWITCH_S: Final = 0.0005
 """How long a request may wait for the recorder's thread to let go of the interpreter (docs/decisions/0003-recorder-thread.md)."""
 SETTLE_S: Final = 5.0
+CIRCUITS: Final = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 INHERIT_S: Final = 30.0
 """So long a process that starts is not ready while it ships what a dead one left. Requests without a hard budget need not wait
 longer; the others get 503 until it is done."""
@@ -132,6 +135,19 @@ class Services:
         metrics.watch(metrics.in_flight, lambda: float(len(self.watch.running)))
         metrics.watch(metrics.journal_writable, lambda: 1.0 if journal.writable else 0.0)
         metrics.watch(metrics.catalog_stale, self.catalog.age_s)
+        metrics.before_render(self._look_at_routes)
+
+    def _look_at_routes(self) -> None:
+        metrics = self.metrics
+        gauges = (metrics.route_circuit, metrics.route_in_flight, metrics.route_pace)
+        for gauge in gauges:
+            gauge.clear()
+        for model, route, state in islice(self.router.states(time.monotonic()), MAX_ROUTES):
+            labels = (model, route.provider_name, route.model)
+            metrics.route_circuit.labels(*labels).set(CIRCUITS[state])
+            metrics.route_in_flight.labels(*labels).set(route.in_flight)
+            if route.pace is not None and route.pace.mean_s is not None:
+                metrics.route_pace.labels(*labels).set(route.pace.mean_s)
 
 
 async def build_services(settings: Settings) -> Services:
@@ -155,7 +171,7 @@ async def build_services(settings: Settings) -> Services:
         catalog=catalog,
         authenticator=authenticator,
         admission=build_admission(settings, catalog, database, _gauge_of(metrics), lambda: recorder.inheriting),
-        router=Router(settings),
+        router=Router(settings, catalog=catalog),
         journal=journal,
         recorder=recorder,
         reconciliation=Reconciliation(database, metrics),

@@ -22,11 +22,15 @@ class RouteView(Struct, frozen=True, kw_only=True):
     provider_model: str
     price_list: str
     weight: int
+    strategy: str
+    """The model's: in which order its routes are tried."""
     health: Health
     """`starting`: no address yet; `saturated`: at `max_parallel`; `tripped`: the circuit is open; `probing`: half open."""
     retry_in_ms: int
     """How long the circuit stays open; 0 while calls may go out."""
     in_flight: int
+    first_content_ms: int | None
+    """The decayed mean time to the first content of an answer; null where nothing is measured, or the strategy needs none."""
     priced: bool | None
     """Whether the price book covers it now; null while the catalog is not loaded."""
 
@@ -54,9 +58,11 @@ def _view(model: str, route: Route, state: State, now_s: float, rooms: Rooms) ->
         provider_model=route.model,
         price_list=route.price_list,
         weight=route.settings.weight,
+        strategy=rooms.services.router.find(model).settings.strategy,
         health=_health(route, state),
         retry_in_ms=round(route.breaker.opens_in_s(now_s) * 1000),
         in_flight=route.in_flight,
+        first_content_ms=None if route.pace is None or route.pace.mean_s is None else round(route.pace.mean_s * 1000),
         priced=_priced(route, rooms),
     )
 

@@ -67,6 +67,19 @@ class Attempt:
         self._heard: bytearray | None = None
         self._counted: int | None = None
 
+    def begin(self, now_s: float) -> None:
+        """It goes out now."""
+        self.route.breaker.begin(now_s)
+        if self.route.pace is not None:
+            self.route.pace.asked(now_s)
+
+    def first_content(self) -> None:
+        """The answer has begun; or the wait for it has ended without one."""
+        pace = self.route.pace
+        if pace is not None:
+            now_ns = time.monotonic_ns()
+            pace.answered(now_ns / 1e9, (now_ns - self.began_ns) / 1e9)
+
     def usage_so_far(self) -> tuple[Usage, bool]:
         """What is known of its usage, and whether that is an estimate: the last the stream reported, or what it looks like."""
         scanner = self.scanner
@@ -106,6 +119,8 @@ class Attempt:
         A wait that the provider asked for is believed where it speaks of its load, not of what it was asked.
         """
         account, breaker = self.account, self.route.breaker
+        if failure.error.status == 504:
+            self.first_content()
         wait_s = failure.retry_after_s if failure.everyones or failure.error.status in (429, 503) else None
         if self.route in account.blamed and not (failure.everyones or breaker.tripped):
             breaker.hold(time.monotonic(), wait_s)

@@ -105,7 +105,7 @@ class Exchange:
             self._tags = read_tags(tags, identity.tags)
         services.router.find(call.model)
         check_model(identity, call.model)
-        plan = self._plan = services.router.plan(call.model, time.monotonic(), identity.key_id)
+        plan = self._plan = services.router.plan(call.model, time.monotonic(), identity.key_id, call, identity.team_id)
         if b"x-metergate-no-fallback" in self._headers:
             del plan.routes[1:]
         self._check_context(call, plan)
@@ -219,7 +219,7 @@ class Exchange:
         attempt.sequence = account.open(call, route, account.lease.reserved, self._tags)
         provider.in_flight += 1
         route.in_flight += 1
-        route.breaker.begin(time.monotonic())
+        attempt.begin(time.monotonic())
         try:
             if call.streamed:
                 failure = await StreamRelay(attempt, self._caller, self._surface, self._answer_headers(route)).run()
@@ -274,6 +274,7 @@ class Exchange:
             self._upstream_ns += time.monotonic_ns() - attempt.began_ns
             await attempt.release()
         assert self._plan is not None
+        attempt.first_content()
         usage, estimated = await attempt.answered(answer, self._plan.model.tokenizer)
         attempt.outcome(COMPLETED, usage=usage, tier=answer.service_tier, estimated=estimated)
         status = CANCELLED if caller.gone else COMPLETED

@@ -131,6 +131,7 @@ class StreamRelay:
         """The first content is about to go out: from here on there is no other route."""
         if self._account.ttft_us is None:
             self._account.ttft_us = self._account.elapsed_us()
+            self._attempt.first_content()
         await self._caller.start_stream(self._headers)
 
     async def _end(self, failure: Failure | None) -> None:
@@ -138,6 +139,7 @@ class StreamRelay:
         attempt, account, scanner = self._attempt, self._account, self._scanner
         if account.ttft_us is None:  # the whole of it came in one read
             account.ttft_us = account.elapsed_us()
+            attempt.first_content()
         await attempt.count_heard()
         usage, estimated = attempt.usage_so_far()
         error = None if failure is None else failure.reason

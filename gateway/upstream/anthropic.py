@@ -25,7 +25,8 @@ from gateway.upstream.passing import PassingScanner
 from gateway.upstream.redact import ProviderError, read_error_object, redact
 
 if TYPE_CHECKING:
-    from gateway.routing.routes import Provider, Route
+    from gateway.routing.provider import Provider
+    from gateway.routing.routes import Route
 
 VERSION: Final = "2023-06-01"
 OVERLOADED: Final = 529

@@ -13,7 +13,8 @@ from gateway import spoken
 from gateway.errors import ApiError
 
 if TYPE_CHECKING:
-    from gateway.routing.routes import Provider, Route
+    from gateway.routing.provider import Provider
+    from gateway.routing.routes import Route
     from gateway.upstream.events import Scanner
 
 

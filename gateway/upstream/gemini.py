@@ -27,7 +27,8 @@ from gateway.upstream.redact import ProviderError, read_error
 from gateway.upstream.usage import Counts, shown
 
 if TYPE_CHECKING:
-    from gateway.routing.routes import Provider, Route
+    from gateway.routing.provider import Provider
+    from gateway.routing.routes import Route
 
 FINISH: Final = {"STOP": "stop", "MAX_TOKENS": "length", "MALFORMED_FUNCTION_CALL": "stop"}
 """Every other reason is one of Google's for holding an answer back."""

@@ -17,7 +17,8 @@ from gateway.upstream.redact import ProviderError, read_error, read_error_object
 from gateway.upstream.usage import from_openai
 
 if TYPE_CHECKING:
-    from gateway.routing.routes import Provider, Route
+    from gateway.routing.provider import Provider
+    from gateway.routing.routes import Route
     from gateway.upstream.events import Scanner
 
 MOST_RETRY_AFTER_S: Final = 3600.0

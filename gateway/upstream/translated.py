@@ -18,7 +18,8 @@ from gateway.upstream.base import Adapter, Answer, BadAnswer, Call, Failure, Out
 from gateway.upstream.events import Scanner, split_events
 
 if TYPE_CHECKING:
-    from gateway.routing.routes import Provider, Route
+    from gateway.routing.provider import Provider
+    from gateway.routing.routes import Route
 
 
 class Writer(Protocol):

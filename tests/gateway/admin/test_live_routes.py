@@ -23,9 +23,11 @@ async def test_routes_say_what_may_be_called_and_whether_it_is_priced(gateway: G
         "provider_model": "deepseek-chat",
         "price_list": "deepseek",
         "weight": 3,
+        "strategy": "priority",
         "health": "up",
         "retry_in_ms": 0,
         "in_flight": 0,
+        "first_content_ms": None,
         "priced": False,
     }
     assert (local["provider"], local["price_list"], local["health"]) == ("local", "metergate", "starting")

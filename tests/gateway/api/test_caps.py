@@ -15,7 +15,8 @@ from gateway.api.messages import Messages, speak
 from gateway.api.responses import Responses
 from gateway.api.surface import Surface
 from gateway.errors import ApiError
-from gateway.routing.routes import ADAPTERS, Provider, Route
+from gateway.routing.provider import ADAPTERS, Provider
+from gateway.routing.routes import Route
 from gateway.settings import ProviderSettings, RouteSettings
 from gateway.upstream.base import Call
 from tests.gateway.api.conftest import MESSAGES, Gateway, Upstream

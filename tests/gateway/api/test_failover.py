@@ -107,6 +107,9 @@ async def test_a_model_without_any_route_left_says_when_to_come_back(gateway: Ga
     answer = await gateway.chat(model="gone")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_route_available")
     assert int(answer.headers["retry-after"]) >= 1
+    metrics = (await gateway.operator.get("/metrics")).text
+    assert 'metergate_route_circuit{model="gone",provider="dead",provider_model="x"} 2.0' in metrics
+    assert 'metergate_route_circuit{model="m",provider="up",provider_model="up-m"} 0.0' in metrics
 
 
 async def test_rule_25_a_hung_provider_costs_its_callers_the_timeout_and_nobody_else(gateway: Gateway) -> None:

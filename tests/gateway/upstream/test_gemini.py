@@ -9,7 +9,8 @@ import pytest
 
 from billing.usage import Usage
 from gateway.api.chat import ChatCompletions
-from gateway.routing.routes import Provider, Route
+from gateway.routing.provider import Provider
+from gateway.routing.routes import Route
 from gateway.settings import ProviderSettings, RouteSettings, Secret
 from gateway.sse import StreamBroken
 from gateway.upstream.base import BadAnswer

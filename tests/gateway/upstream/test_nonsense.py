@@ -10,7 +10,8 @@ import pytest
 from gateway.api.app import SURFACES
 from gateway.api.surface import Surface
 from gateway.errors import ApiError
-from gateway.routing.routes import ADAPTERS, Provider, Route
+from gateway.routing.provider import ADAPTERS, Provider
+from gateway.routing.routes import Route
 from gateway.settings import ProviderSettings, RouteSettings
 from gateway.upstream.base import Outgoing
 

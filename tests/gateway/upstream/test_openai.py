@@ -11,7 +11,8 @@ from gateway.api.chat import ChatCompletions
 from gateway.api.completions import Completions
 from gateway.api.messages import Messages
 from gateway.errors import ApiError
-from gateway.routing.routes import ADAPTERS, Provider, Route
+from gateway.routing.provider import ADAPTERS, Provider
+from gateway.routing.routes import Route
 from gateway.settings import ProviderSettings, RouteSettings, Secret
 from gateway.upstream import policy
 from gateway.upstream.base import Call

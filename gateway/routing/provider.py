@@ -1,0 +1,87 @@
+"""One upstream at run time: where it is, what it is told of us, and how many calls are out there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from gateway.settings import ProviderSettings
+from gateway.upstream.anthropic import AnthropicAdapter
+from gateway.upstream.base import Adapter
+from gateway.upstream.engine import EngineAdapter
+from gateway.upstream.gemini import GeminiAdapter
+from gateway.upstream.openai import OpenAIAdapter
+from gateway.upstream.wire import Transport, transport_for
+
+_VERSION: Final = re.compile(r"/v[0-9]+[a-z0-9]*$")
+
+ADAPTERS: Final[Mapping[str, Adapter]] = {
+    each.kind: each for each in (OpenAIAdapter(), EngineAdapter(), AnthropicAdapter(), GeminiAdapter())
+}
+
+
+class Provider:
+    """A bundled engine has no address until it is up: `connect` gives it one, `disconnect` takes it away."""
+
+    def __init__(self, name: str, settings: ProviderSettings) -> None:
+        self.name = name
+        self.settings = settings
+        self.adapter: Adapter = ADAPTERS[settings.kind]
+        self.price_list = settings.price_as or name
+        self.cost_per_hour = settings.hourly_cost()
+        self.secret: str | None = None
+        self.headers: dict[str, str] = {"content-type": "application/json", **self.adapter.fixed_headers}
+        if settings.api_key is not None:
+            self._present(settings.api_key.reveal())
+        self.in_flight = 0
+        self.base_url: str | None = None
+        self._root = ""
+        self._urls: dict[str, str] = {}
+        self._transport: Transport | None = None
+        if settings.base_url is not None:
+            self.connect(settings.base_url)
+
+    def _present(self, secret: str) -> None:
+        self.secret = secret
+        self.headers.update(self.adapter.credentials(secret))
+
+    def connect(self, base_url: str, secret: str | None = None) -> None:
+        """`base_url` up to and with the API's version, which may be left out where the adapter knows it.
+
+        `secret` is what an engine of our own asks for.
+        """
+        if secret is not None:
+            self._present(secret)
+        root = base_url.rstrip("/")
+        if self.adapter.root_suffix and not _VERSION.search(root):
+            root += self.adapter.root_suffix
+        self.base_url, self._root, self._urls = base_url, root, {}
+        if self._transport is None:
+            self._transport = transport_for(root, connect_timeout_s=self.settings.connect_timeout_s)
+
+    def disconnect(self) -> None:
+        self.base_url = None
+
+    @property
+    def transport(self) -> Transport:
+        assert self._transport is not None, f"provider {self.name} has no address yet"
+        return self._transport
+
+    def url(self, path: str) -> str:
+        """`path` is below the base URL: "/chat/completions"."""
+        url = self._urls.get(path)
+        if url is None:
+            url = self._root + path
+            if path.count("/") < 3:
+                self._urls[path] = url
+        return url
+
+    @property
+    def available(self) -> bool:
+        most = self.settings.max_parallel
+        return self.base_url is not None and (most is None or self.in_flight < most)
+
+    async def aclose(self) -> None:
+        if self._transport is not None:
+            await self._transport.aclose()
