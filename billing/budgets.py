@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,12 +21,15 @@ from billing.times import now_us
 __all__ = ["BudgetRow", "create_budget", "end_budget", "get_budget", "list_budgets", "period_bounds"]
 
 SCOPES: Final = ("team", "key", "all")
+MOST_THRESHOLDS: Final = 20
+MOST_PERCENT: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetRow:
     """`amount_nano` of `currency` per period of `timezone`. Hard: a request that could exceed it is refused; else it is only
-    reported. Amount 0 allows nothing. An ended budget counts no more."""
+    reported. Amount 0 allows nothing. An ended budget counts no more. At each of `thresholds`, percentages of the amount, it is
+    told of once a period (None: at those that the installation tells of)."""
 
     id: int
     scope: str
@@ -37,6 +41,7 @@ class BudgetRow:
     hard: bool
     created_at_us: int = 0
     ended_at_us: int | None = None
+    thresholds: tuple[int, ...] | None = None
 
 
 async def create_budget(
@@ -49,6 +54,7 @@ async def create_budget(
     period: str,
     timezone: str = "UTC",
     hard: bool = True,
+    thresholds: Sequence[int] | None = None,
 ) -> BudgetRow:
     """Raises `InvalidBudget`, `InvalidAmount`, `InvalidCurrency`, `InvalidTime` or `NotFound`, each naming its field. A team's
     budget stands in its settlement currency. Whether a key exists is for the keeper of the keys to check."""
@@ -63,6 +69,11 @@ async def create_budget(
     amount_nano = parse_field(amount, NANO, "amount")
     if amount_nano < 0:
         raise InvalidBudget("amount: cannot be negative", field="amount")
+    if thresholds is not None and (
+        len(thresholds) > MOST_THRESHOLDS or any(not 1 <= each <= MOST_PERCENT for each in thresholds)
+    ):
+        message = f"thresholds: at most {MOST_THRESHOLDS} percentages from 1 to {MOST_PERCENT}"
+        raise InvalidBudget(message, field="thresholds")
     await bump_catalog_version(connection)
     if scope == "team":
         team = tables.teams.c
@@ -83,9 +94,12 @@ async def create_budget(
         "hard": hard,
         "created_at_us": now_us(),
     }
-    row_id = await connection.scalar(insert(tables.budgets).values(values).returning(tables.budgets.c.id))
+    told = None if thresholds is None else tuple(sorted(set(thresholds)))
+    text = None if told is None else " ".join(map(str, told))
+    statement = insert(tables.budgets).values(**values, thresholds=text).returning(tables.budgets.c.id)
+    row_id = await connection.scalar(statement)
     assert row_id is not None
-    return BudgetRow(id=row_id, **values)
+    return BudgetRow(id=row_id, **values, thresholds=told)
 
 
 async def list_budgets(
@@ -123,4 +137,6 @@ async def end_budget(connection: AsyncConnection, budget_id: int) -> BudgetRow:
 
 
 def _row(row: Row[Any]) -> BudgetRow:
-    return BudgetRow(**row._mapping)
+    text = row.thresholds
+    told = None if text is None else tuple(map(int, text.split()))
+    return BudgetRow(**{**row._mapping, "thresholds": told})

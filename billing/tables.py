@@ -179,6 +179,7 @@ budgets = Table(
     Column("hard", Flag, nullable=False),
     _count("created_at_us"),
     Column("ended_at_us", Int64),
+    Column("thresholds", Text),
     CheckConstraint("scope IN ('team', 'key', 'all')", name="scope"),
     CheckConstraint("(scope = 'all') = (scope_id IS NULL)", name="scope_id"),
     CheckConstraint("period IN ('day', 'week', 'month', 'total')", name="period"),

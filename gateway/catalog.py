@@ -40,6 +40,7 @@ class BudgetIndex:
     by_team: Mapping[str, tuple[BudgetRow, ...]]
     by_key: Mapping[str, tuple[BudgetRow, ...]]
     all: tuple[BudgetRow, ...]
+    by_id: Mapping[int, BudgetRow]
 
     @classmethod
     def of(cls, budgets: list[BudgetRow]) -> BudgetIndex:
@@ -50,7 +51,8 @@ class BudgetIndex:
                 assert budget.scope_id is not None
                 index = by_team if budget.scope == "team" else by_key
                 index[budget.scope_id] = (*index.get(budget.scope_id, ()), budget)
-        return cls(by_team, by_key, tuple(budget for budget in budgets if budget.scope == "all"))
+        everybody = tuple(budget for budget in budgets if budget.scope == "all")
+        return cls(by_team, by_key, everybody, {budget.id: budget for budget in budgets})
 
     def over(self, identity: Identity) -> tuple[BudgetRow, ...]:
         """Every budget that a request of this key draws on."""

@@ -127,6 +127,11 @@ class Metrics:
             "catalog_stale_seconds", "Time since the catalog was last known to be current."
         )
         self.wallets_low = self._gauge("wallets_low", "Wallets below their low-balance threshold.")
+        self.budget_thresholds = self._counter(
+            "budget_thresholds", "Budget periods that reached a threshold.", "scope", "percent"
+        )
+        self.webhooks = self._counter("webhooks", "Tries to deliver an event, by how they ended.", "result")
+        self.webhooks_pending = self._gauge("webhooks_pending", "Events that wait to be delivered.")
         self.limit_store_up = self._gauge("limit_store_up", "1 while the limit store answers.")
 
         target = ("model", "provider", "provider_model")

@@ -19,6 +19,7 @@ from gateway.access.authenticator import Authenticator
 from gateway.access.pepper import load_pepper
 from gateway.admission.admission import Admission
 from gateway.admission.build import build_admission
+from gateway.admission.thresholds import Thresholds
 from gateway.api.watch import Watch
 from gateway.catalog import Catalog
 from gateway.maintenance import Maintenance
@@ -30,6 +31,8 @@ from gateway.routing.breaker import State
 from gateway.routing.routes import Router
 from gateway.settings import Settings
 from gateway.wallets import WalletKeeper
+from gateway.webhooks.sender import build_sender
+from gateway.webhooks.webhooks import Webhooks
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +62,8 @@ class Services:
     recorder: Recorder
     metrics: Metrics
     wallets: WalletKeeper
+    webhooks: Webhooks
+    thresholds: Thresholds
     maintenance: Maintenance
     reconciliation: Reconciliation
     watch: Watch = field(default_factory=Watch)
@@ -78,6 +83,8 @@ class Services:
         self.recorder.start()
         self.reconciliation.start()
         self.wallets.start()
+        self.webhooks.start()
+        self.thresholds.start()
         self.watch.start()
         self.maintenance.start()
         self._watch_metrics()
@@ -108,6 +115,8 @@ class Services:
         await asyncio.to_thread(self.journal.stop)
         await asyncio.to_thread(self.recorder.stop)
         await self.wallets.stop()
+        await self.thresholds.stop()
+        await self.webhooks.stop()
         await self.catalog.stop()
         await self.database.dispose()
 
@@ -165,18 +174,24 @@ async def build_services(settings: Settings) -> Services:
     folder = settings.home / "journal"
     journal = Journal(folder, settings.journal)
     recorder = Recorder(folder, settings.database_url, settings.journal, metrics, journal=journal)
+    webhooks = Webhooks(database, metrics, build_sender(settings.webhook))
+    thresholds = Thresholds(database, catalog, webhooks, metrics, settings.limits.budget_thresholds)
     return Services(
         settings=settings,
         database=database,
         catalog=catalog,
         authenticator=authenticator,
-        admission=build_admission(settings, catalog, database, _gauge_of(metrics), lambda: recorder.inheriting),
+        admission=build_admission(
+            settings, catalog, database, _gauge_of(metrics), lambda: recorder.inheriting, thresholds.spent
+        ),
         router=Router(settings, catalog=catalog),
         journal=journal,
         recorder=recorder,
         reconciliation=Reconciliation(database, metrics),
         metrics=metrics,
         wallets=WalletKeeper(database, metrics),
+        webhooks=webhooks,
+        thresholds=thresholds,
         maintenance=Maintenance(database, settings.retention),
     )
 

@@ -111,7 +111,9 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     when_store_down: Literal["closed", "open", "local_share"] = "closed"
     default_output_reserve: Count = 4096
     """Output tokens reserved when neither the caller nor the model says a maximum."""
-    budget_thresholds: Annotated[list[Annotated[int, Meta(ge=1, le=1000)]], Meta(max_length=20)] = [50, 80, 100]
+    budget_thresholds: Annotated[list[Annotated[int, Meta(ge=1, le=1000)]], Meta(max_length=20)] = field(
+        default_factory=lambda: [50, 80, 100]
+    )
     """At these percentages of its amount a budget is told of, where it says nothing else itself."""
 
 

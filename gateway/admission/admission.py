@@ -26,7 +26,7 @@ from gateway.admission.claims import BudgetWindow, Charge, Claim, Granted, Refus
 from gateway.admission.limits import UNLIMITED
 from gateway.admission.periods import Periods
 from gateway.admission.reservation import OutputCap, PricedRoute, Reserve, listed_nano, output_cap, worst_list_nano
-from gateway.admission.seeding import BudgetCatalog, Seeding
+from gateway.admission.seeding import BudgetCatalog, OnSpent, Seeding, unheard
 from gateway.admission.store import LimitStore, StoreUnavailable
 from gateway.admission.wallet import WALLET, wallet_budget
 from gateway.errors import ApiError, model_not_allowed, unavailable
@@ -123,8 +123,10 @@ class Admission:
         *,
         lease_ttl_s: float = LEASE_TTL_S,
         inheriting: Callable[[], bool] = lambda: False,
+        on_spent: OnSpent = unheard,
     ) -> None:
-        """`inheriting`: whether journals of dead processes are still on their way into the database."""
+        """`inheriting`: whether journals of dead processes are still on their way into the database. `on_spent` hears the
+        database's sum of each budget period in use, once a second."""
         self.settings = settings
         self.store = store
         self._catalog = catalog
@@ -134,8 +136,7 @@ class Admission:
         self._leases: WeakValueDictionary[int, Lease[PricedRoute]] = WeakValueDictionary()
         self._standings: dict[str, _Standing] = {}
         self._standing_in: Snapshot | None = None
-        self._indexed: tuple[object, dict[int, BudgetRow]] = (None, {})
-        self.seeding = Seeding(database, store, BudgetCatalog(self._budget, self._rates), inheriting)
+        self.seeding = Seeding(database, store, BudgetCatalog(self._budget, self._rates, on_spent), inheriting)
         self._renewal: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -499,14 +500,7 @@ class Admission:
     # ---- the catalog, for seeding ----
 
     def _budget(self, budget_id: int) -> BudgetRow | None:
-        index = self._catalog.snapshot.budgets
-        if self._indexed[0] is not index:
-            rows = (
-                *index.all,
-                *(row for group in (index.by_team, index.by_key) for each in group.values() for row in each),
-            )
-            self._indexed = index, {row.id: row for row in rows}
-        return self._indexed[1].get(budget_id)
+        return self._catalog.snapshot.budgets.by_id.get(budget_id)
 
     def _rates(self) -> RateBook:
         return self._catalog.snapshot.books.rates

@@ -53,12 +53,23 @@ SETTLEMENTS_PER_ROUND: Final = 2000
 TRIES: Final = 5
 
 
-class BudgetCatalog:
-    """What seeding needs to know of the catalog: the budgets by id, and the rates that count the budgets over everything."""
+OnSpent = Callable[[BudgetRow, BudgetWindow, int], None]
 
-    def __init__(self, budgets: Callable[[int], BudgetRow | None], rates: Callable[[], RateBook]) -> None:
+
+def unheard(budget: BudgetRow, window: BudgetWindow, nano: int) -> None:
+    """Nobody asks what is spent."""
+
+
+class BudgetCatalog:
+    """What seeding needs to know of the catalog: the budgets by id, and the rates that count the budgets over everything.
+    `on_spent` hears each sum."""
+
+    def __init__(
+        self, budgets: Callable[[int], BudgetRow | None], rates: Callable[[], RateBook], on_spent: OnSpent = unheard
+    ) -> None:
         self.budget = budgets
         self.rates = rates
+        self.on_spent = on_spent
 
 
 class Seeding:
@@ -239,6 +250,7 @@ class Seeding:
             self.uncountable[window] = str(error)
             return None
         self.uncountable.pop(window, None)
+        self._catalog.on_spent(budget, window, total.nano)
         return total.nano
 
     async def _round_forever(self) -> None:

@@ -149,6 +149,18 @@ def test_text_that_looks_like_a_number_stays_text_where_text_is_meant(tmp_path: 
             "DIR/gateway.yaml:9: models[0].max_output_tokens: exceeds the context_window of 131072",
         ),
         (
+            MINIMAL + "webhook: {url: 'https://hooks.example.com/x'}\n",
+            "DIR/gateway.yaml:12: webhook: lacks `secret`, with which every event is signed; make it a long random text",
+        ),
+        (
+            MINIMAL + "webhook: {url: 'http://hooks.example.com/x', secret: s}\n",
+            "DIR/gateway.yaml:12: webhook.url: http:// is for receivers in webhook.networks; use https://",
+        ),
+        (
+            MINIMAL + "webhook: {networks: [here]}\n",
+            "DIR/gateway.yaml:12: webhook.networks[0]: 'here' is no IP address or network, such as 10.0.0.0/8",
+        ),
+        (
             MINIMAL + "trusted_proxies: [10.0.0.0/40]\n",
             "DIR/gateway.yaml:12: trusted_proxies[0]: '10.0.0.0/40' is no IP address or network, such as 10.0.0.0/8",
         ),

@@ -63,7 +63,8 @@ def test_nothing_settles_above_its_reservation(
         assert rated.settled.nano <= reserved
         for currency in ("USD", "CNY"):
             most = worst_list_nano(known, pins, NOON_US, TEAM, ROUTE, usage.total_input, output, currency)
-            assert listed_nano(known, pins, NOON_US, rated, currency) <= most
+            listed = listed_nano(known, pins, NOON_US, rated, currency)
+            assert listed is not None and listed <= most
 
 
 def test_whole_nano_per_token_are_reserved_to_the_nano_and_fractions_with_one_for_each_line() -> None:
