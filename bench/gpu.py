@@ -39,13 +39,14 @@ from kernels.triton.int8_linear import int8_linear
 from kernels.triton.operations import TritonOperations
 from local_engine.kv_cache import allocate
 from local_engine.models.config import ModelConfig
-from local_engine.models.llama import Llama
+from local_engine.models.decoder import Decoder
+from local_engine.models.family import Family
 
 RESULT = Path(__file__).parent / "results" / "gpu.json"
 HEADS, KV_HEADS, SIZE = 32, 8, 128
 LLAMA_8B = ModelConfig(
     architecture="LlamaForCausalLM", vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, layers=32,
-    heads=HEADS, kv_heads=KV_HEADS, head_dim=SIZE, rms_norm_eps=1e-5, rope_theta=500_000.0, rope_scaling=None,
+    heads=HEADS, kv_heads=KV_HEADS, head_dim=SIZE, rms_norm_eps=1e-5, rope={"rope_theta": 500_000.0},
     max_position_embeddings=8192, tie_word_embeddings=False, dtype="bfloat16",
 )  # fmt: skip
 CONTEXT = 1024
@@ -159,6 +160,9 @@ class RandomWeights:
     def _random(self, rows: int, columns: int) -> torch.Tensor:
         return torch.empty(rows, columns, dtype=torch.bfloat16, device=self._device).normal_(std=0.02)
 
+    def has(self, name: str) -> bool:
+        return not name.endswith(".bias")
+
     def matrix(self, name: str) -> StoredWeight:
         config = self.config
         q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -192,8 +196,8 @@ class RandomEmbedding:
 def engine(device: torch.device, measured: dict[str, float], config: ModelConfig = LLAMA_8B) -> dict[str, Any]:
     """Decode steps of the engine's own model and operations, beside what reading weights and keys once would take."""
     operations = TritonOperations(device, torch.bfloat16, 2048)
-    model = Llama(
-        RandomWeights(config, device), operations,
+    model = Decoder(
+        RandomWeights(config, device), Family(), operations,
         max_context=config.max_position_embeddings, device=device, threads=1, progress=lambda text: None,
     )  # fmt: skip
     pages = CONTEXT // BLOCK

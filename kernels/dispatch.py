@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import platform
 import time
+from collections.abc import Sequence
 
 import torch
 
 from .batch import BLOCK, StepLayout
 from .linear import stored
-from .operations import Operations, TorchOperations
+from .operations import Attention, Operations, TorchOperations
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +28,13 @@ def choose_operations(
     threads: int,
     capacity: int,
     max_context: int,
-    sizes: tuple[int, int, int],
+    widths: Sequence[int],
+    head_dim: int,
     bfloat16: bool = False,
     path: str = "auto",
 ) -> Operations:
-    """`sizes` are hidden, intermediate and head_dim. `path`: `auto` (Triton on CUDA, numba on the CPU), `torch` whatever the
-    machine can do, or `triton` also on the CPU, where TRITON_INTERPRET=1 must be set (for tests: it is slow).
+    """`widths` are those of the inputs of the model's matrices. `path`: `auto` (Triton on CUDA, numba on the CPU), `torch`
+    whatever the machine can do, or `triton` also on the CPU, where TRITON_INTERPRET=1 must be set (for tests: it is slow).
 
     `bfloat16`: some weights are stored in it, and activations may be rounded to it where the processor gains by that. A path that
     cannot run, or that computes something else than plain torch here, falls back to plain torch with one log line; `triton`
@@ -52,9 +54,11 @@ def choose_operations(
     except (ImportError, RuntimeError, OSError) as error:  # no numba, or no folder for its compiled code
         logger.warning("CPU kernels are off (%s): plain torch runs instead", error)
         return fallback
-    if not fits(*sizes):
+    if not fits(widths, head_dim):
         logger.warning(
-            "CPU kernels need sizes in multiples of 32 (heads of 16), not %s: plain torch runs instead", sizes
+            "CPU kernels need widths in multiples of 32 (heads of 16), not %s (%d): plain torch runs instead",
+            list(widths),
+            head_dim,
         )
         return fallback
     if not one_pool():
@@ -133,7 +137,9 @@ def self_test(operations: Operations) -> float:
 
 
 def _small_layer(operations: Operations) -> torch.Tensor:
-    """A layer of hidden 64, 4 query and 2 kv heads of 16, on a batch of a decoding and a prefilling sequence."""
+    """Two layers of hidden 64, 4 query and 2 kv heads of 16, on a batch of a decoding and a prefilling sequence: one as Llama has
+    it, one with all that other families add.
+    """
     random = torch.Generator().manual_seed(7)
 
     def noise(*shape: int) -> torch.Tensor:
@@ -157,16 +163,28 @@ def _small_layer(operations: Operations) -> torch.Tensor:
     tables = angles.cos().to(device), angles.sin().to(device)
     normed, qkv, attended = operations.buffer(64), operations.buffer(128), operations.buffer(64)
     gate_up, gated = operations.buffer(128), operations.buffer(64)
+    bias, head_norms = operations.vector(noise(128)), operations.vector(noise(6, 16))
 
     def forward() -> None:
         operations.rms_norm(hidden, norm, 1e-5, normed)
         operations.linear(normed, qkv_weight, qkv)
         operations.rotary_write(qkv, tables, caches, 4)
-        operations.attention(qkv, caches, 4, attended)
+        operations.attention(qkv, caches, Attention(4, 0.25), attended)
         operations.linear(attended, o_weight, hidden, add=True)
         operations.rms_norm(hidden, norm, 1e-5, normed)
         operations.linear(normed, up, gate_up)
         operations.silu_mul(gate_up, gated)
+        operations.linear(gated, down, hidden, add=True)
+        operations.rms_norm(hidden, norm, 1e-5, normed)
+        operations.linear(normed, qkv_weight, qkv)
+        operations.add_bias(qkv, bias)
+        operations.head_norm(qkv, head_norms, 1e-5)
+        operations.rotary_write(qkv, tables, caches, 4)
+        operations.attention(qkv, caches, Attention(4, 0.25, window=5, softcap=3.0), attended)
+        operations.linear(attended, o_weight, normed)
+        operations.rms_norm(normed, norm, 1e-5, hidden, add=True)
+        operations.linear(hidden, up, gate_up)
+        operations.gelu_mul(gate_up, gated)
         operations.linear(gated, down, hidden, add=True)
 
     operations.run(forward, layout)

@@ -7,7 +7,8 @@ record them once and replay the recording (cpu/operations.py). The model's code 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -18,7 +19,7 @@ from .paged_attention import paged_attention_reference
 from .rms_norm import rms_norm_reference
 from .rotary import rotary_reference, write_cache_reference
 from .sampling import DrawSettings, draw_reference
-from .silu_mul import silu_mul_reference
+from .silu_mul import gelu_mul_reference, silu_mul_reference
 
 
 class Matrix(Protocol):
@@ -26,6 +27,31 @@ class Matrix(Protocol):
 
     @property
     def outputs(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """What a layer's attention is beside its caches: scores are cap(q · k * scale), cap(s) = c tanh(s / c).
+
+    `window`: keys that a token sees, itself included; None: all. `softcap`: c; None: no cap.
+    """
+
+    heads: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture's weights. An expert is (gate and up, down); a token takes the `top_k` with the highest softmax(x routerᵀ),
+    weighted by it, and with `normalise` divided by the sum of those taken.
+    """
+
+    router: Matrix
+    experts: Sequence[tuple[Matrix, Matrix]]
+    top_k: int
+    normalise: bool
 
 
 class Operations(Protocol):
@@ -42,13 +68,21 @@ class Operations(Protocol):
     def pack(self, parts: Sequence[StoredWeight]) -> Matrix:
         """One matrix with the parts' outputs one after the other."""
 
-    def vector(self, values: torch.Tensor) -> torch.Tensor:
-        """A norm's weight, in the type and place the path wants."""
+    def vector(self, values: torch.Tensor, exact: bool = False) -> torch.Tensor:
+        """A norm's weight or a bias, in the type and place the path wants; `exact`: in float32 whatever the path (Gemma's 1 + w
+        would lose w's last bits in 16)."""
 
     def run(self, forward: Callable[[], None], layout: StepLayout) -> None:
         """Executes `forward`'s calls for this step."""
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None: ...
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, add: bool = False) -> None:
+        """out = norm(x), or out += norm(x)."""
+
+    def head_norm(self, qkv: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        """RMS norm of each of the first heads of `qkv`, in place: `weight` [heads, d] has a row for each of them."""
+
+    def add_bias(self, x: torch.Tensor, bias: torch.Tensor) -> None:
+        """x [rows, width] += bias [width]."""
 
     def linear(self, x: torch.Tensor, weight: Matrix, out: torch.Tensor, add: bool = False) -> None:
         """out = x Wᵀ, or out += x Wᵀ."""
@@ -63,11 +97,16 @@ class Operations(Protocol):
         """Rotates the queries in `qkv` [rows, (heads + 2 kv_heads) d] in place; stores rotated keys, and values."""
 
     def attention(
-        self, qkv: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], heads: int, out: torch.Tensor
+        self, qkv: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], how: Attention, out: torch.Tensor
     ) -> None:
         """out [rows, heads d] = attention of the queries in `qkv` over the caches."""
 
     def silu_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None: ...
+
+    def gelu_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None: ...
+
+    def mixture(self, x: torch.Tensor, experts: Experts, out: torch.Tensor) -> None:
+        """out += for each row the weighted sum of its experts' down(silu(gate x) * up x)."""
 
     def logits(self, x: torch.Tensor, norm: torch.Tensor, eps: float, head: Matrix) -> torch.Tensor:
         """float32 [rows of x, outputs]: final norm and head, at once, for the rows that sample."""
@@ -107,17 +146,25 @@ class TorchOperations:
         whole = torch.cat([part.dequantise().to(self.dtype) for part in parts])
         return TorchMatrix(whole.to(self.device))
 
-    def vector(self, values: torch.Tensor) -> torch.Tensor:
-        return values.to(self.device, self.dtype)
+    def vector(self, values: torch.Tensor, exact: bool = False) -> torch.Tensor:
+        return values.to(self.device, torch.float32 if exact else self.dtype)
 
     def run(self, forward: Callable[[], None], layout: StepLayout) -> None:
         self._layout = layout
         forward()
         self._layout = None
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, add: bool = False) -> None:
         rows = self.layout.tokens
-        out[:rows] = rms_norm_reference(x[:rows], weight, eps)
+        result = rms_norm_reference(x[:rows], weight, eps)
+        out[:rows] = result + out[:rows] if add else result
+
+    def head_norm(self, qkv: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        heads = qkv[: self.layout.tokens, : weight.numel()].view(-1, *weight.shape)
+        heads.copy_(rms_norm_reference(heads, weight, eps))
+
+    def add_bias(self, x: torch.Tensor, bias: torch.Tensor) -> None:
+        x[: self.layout.tokens] += bias
 
     def linear(self, x: torch.Tensor, weight: Matrix, out: torch.Tensor, add: bool = False) -> None:
         assert isinstance(weight, TorchMatrix)
@@ -141,16 +188,33 @@ class TorchOperations:
         write_cache_reference(parts[:, heads + kv_heads :], caches[1], layout.slots)
 
     def attention(
-        self, qkv: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], heads: int, out: torch.Tensor
+        self, qkv: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], how: Attention, out: torch.Tensor
     ) -> None:
         rows, size = self.layout.tokens, caches[0].shape[3]
-        queries = qkv[:rows].view(rows, -1, size)[:, :heads]
-        result = paged_attention_reference(queries, *caches, self.layout, size**-0.5)
-        out[:rows] = result.reshape(rows, heads * size)
+        queries = qkv[:rows].view(rows, -1, size)[:, : how.heads]
+        result = paged_attention_reference(
+            queries, *caches, self.layout, how.scale, window=how.window, softcap=how.softcap
+        )
+        out[:rows] = result.reshape(rows, how.heads * size)
 
     def silu_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
         rows = self.layout.tokens
         out[:rows] = silu_mul_reference(gate_up[:rows])
+
+    def gelu_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
+        rows = self.layout.tokens
+        out[:rows] = gelu_mul_reference(gate_up[:rows])
+
+    def mixture(self, x: torch.Tensor, experts: Experts, out: torch.Tensor) -> None:
+        assert isinstance(experts.router, TorchMatrix)
+        rows = self.layout.tokens
+        scores = torch.nn.functional.linear(x[:rows], experts.router.values)
+        for expert, tokens, weights in choose_experts(scores, experts):
+            gate_up, down = expert
+            assert isinstance(gate_up, TorchMatrix) and isinstance(down, TorchMatrix)
+            gated = silu_mul_reference(torch.nn.functional.linear(x[tokens], gate_up.values))
+            result = torch.nn.functional.linear(gated, down.values) * weights[:, None].to(x.dtype)
+            out.index_add_(0, tokens, result)
 
     def logits(self, x: torch.Tensor, norm: torch.Tensor, eps: float, head: Matrix) -> torch.Tensor:
         assert isinstance(head, TorchMatrix)
@@ -158,3 +222,16 @@ class TorchOperations:
 
     def draw(self, logits: torch.Tensor, settings: DrawSettings) -> list[int | None]:
         return draw_reference(logits, settings)
+
+
+def choose_experts(
+    scores: torch.Tensor, experts: Experts
+) -> Iterator[tuple[tuple[Matrix, Matrix], torch.Tensor, torch.Tensor]]:
+    """From the router's scores [rows, experts]: each expert that somebody takes, the rows that take it (int64 [n]) and their
+    weights (float32 [n])."""
+    weights, chosen = scores.float().softmax(-1).topk(experts.top_k, dim=-1)
+    if experts.normalise:
+        weights = weights / weights.sum(-1, keepdim=True)
+    for number in sorted(set(chosen.flatten().tolist())):
+        rows, place = (chosen == number).nonzero(as_tuple=True)
+        yield experts.experts[number], rows, weights[rows, place]

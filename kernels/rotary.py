@@ -6,44 +6,17 @@ Source: https://arxiv.org/abs/2104.09864.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
 from .batch import BLOCK
+from .rope_scaling import Rotation
 
 
-def rotary_frequencies(head_dim: int, theta: float, scaling: Mapping[str, Any] | None) -> torch.Tensor:
-    """f_i = theta^(-2 i / d) for i < d / 2, float32; `scaling` is a config.json's `rope_scaling` (None, linear, llama3).
-
-    llama3 stretches long wavelengths by `factor`, leaves short ones, and blends between. Source: Llama 3.1's
-    reference code (apply_scaling). Raises ValueError for a type it does not know.
-    """
-    frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim))
-    kind = "default" if not scaling else str(scaling.get("rope_type", scaling.get("type", "default")))
-    if kind == "default":
-        return frequencies
-    assert scaling is not None
-    if kind == "linear":
-        return frequencies / float(scaling["factor"])
-    if kind != "llama3":
-        raise ValueError(f"rope_scaling of type {kind!r}")
-    factor, context = float(scaling["factor"]), float(scaling["original_max_position_embeddings"])
-    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
-    wavelength = 2 * math.pi / frequencies
-    blend = (context / wavelength - low) / (high - low)
-    blended = (1 - blend) * frequencies / factor + blend * frequencies
-    stretched = torch.where(wavelength > context / low, frequencies / factor, frequencies)
-    between = (wavelength <= context / low) & (wavelength >= context / high)
-    return torch.where(between, blended, stretched)
-
-
-def rotary_tables(frequencies: torch.Tensor, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin, float32 [positions, head_dim / 2]."""
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
-    return angles.cos(), angles.sin()
+def rotary_tables(turn: Rotation, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin, float32 [positions, head_dim / 2], times the rotation's magnitude (pairs at rest stay as they are)."""
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), turn.frequencies)
+    magnitude = torch.where(turn.frequencies > 0, turn.magnitude, 1.0)
+    return angles.cos() * magnitude, angles.sin() * magnitude
 
 
 def rotary_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

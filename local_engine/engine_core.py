@@ -29,6 +29,8 @@ class Runner(Protocol):
     num_blocks: int
     vocab_size: int
     max_model_len: int
+    window: int | None
+    """Tokens that every layer looks back on, the current one included; None where some layer sees everything."""
 
     def execute(self, batch: Seq[ScheduledSequence]) -> StepOutput: ...
 
@@ -45,6 +47,7 @@ class EngineCore:
             max_num_seqs=config.max_num_seqs,
             max_model_len=self.max_model_len,
             policy=config.scheduling_policy,
+            window=runner.window,
         )
         self._budget = StepBudget(config.max_num_batched_tokens, config.step_target_ms * 1_000 if adapt_steps else 0)
         self._ended: list[Sequence] = []

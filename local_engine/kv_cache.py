@@ -42,7 +42,7 @@ def plan_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, de
         return config.num_blocks_override
     size = block_bytes(model, dtype)
     budget = config.kv_cache_memory_bytes or _free_bytes(config, device)
-    most_useful = config.max_num_seqs * -(-(config.max_model_len or model.max_position_embeddings) // BLOCK_SIZE)
+    most_useful = config.max_num_seqs * -(-(config.max_model_len or model.longest_context) // BLOCK_SIZE)
     blocks = min(budget // size, most_useful)
     if blocks < 1:
         raise OutOfMemory(

@@ -24,7 +24,9 @@ from .config import BLOCK_SIZE, EngineConfig
 from .errors import ConfigError, OutOfMemory
 from .kv_cache import allocate, plan_blocks
 from .models.config import ModelConfig
-from .models.registry import model_class
+from .models.decoder import Decoder
+from .models.family import Family
+from .models.registry import family_of
 from .sampler import sample
 from .weights.model_store import resolve_model
 from .weights.source import open_weights
@@ -51,6 +53,7 @@ class ModelRunner:
         say("opening the weights")
         source = open_weights(resolve_model(config.model))
         model = source.config
+        family = family_of(model)
         self.vocab_size = model.vocab_size
         self.max_model_len = _context(config, model)
         dtype = _dtype(config, model, self.device)
@@ -63,7 +66,8 @@ class ModelRunner:
                 threads=threads,
                 capacity=config.max_num_batched_tokens,
                 max_context=self.max_model_len,
-                sizes=(model.hidden_size, model.intermediate_size, model.head_dim),
+                widths=_widths(model, family),
+                head_dim=model.head_dim,
                 bfloat16=source.stores_bfloat16 and config.dtype in ("auto", "bfloat16"),
                 path=config.kernels,
             )
@@ -72,8 +76,9 @@ class ModelRunner:
         self._draw = operations.draw
         kv_dtype = _kv_dtype(config, model, operations.dtype, self.device)
         try:
-            self._model = model_class(model.architecture)(
+            self._model = Decoder(
                 source,
+                family,
                 operations,
                 max_context=self.max_model_len,
                 device=self.device,
@@ -84,6 +89,7 @@ class ModelRunner:
             raise OutOfMemory(
                 f"the weights do not fit into memory ({error}): serve a smaller or quantised model"
             ) from error
+        self.window = self._model.window
         self.num_blocks = plan_blocks(config, model, kv_dtype, self.device)
         cache = allocate(model, self.num_blocks, kv_dtype, self.device)
         self._model.attach(cache)
@@ -115,6 +121,12 @@ class ModelRunner:
         """float32 [tokens of the batch, vocab]: every token's logits, for comparisons with an oracle."""
         ids, layout = lay_out(batch, self.device)
         return self._model.step(ids, layout, torch.arange(layout.tokens))
+
+
+def _widths(model: ModelConfig, family: Family) -> list[int]:
+    """Of the inputs of its matrices."""
+    experts = [family.mixture.inner_size] if family.mixture is not None else []
+    return [model.hidden_size, model.heads * model.head_dim, model.intermediate_size, *experts]
 
 
 def lay_out(batch: Sequence[ScheduledSequence], device: torch.device) -> tuple[torch.Tensor, StepLayout]:
@@ -170,7 +182,7 @@ def _device(config: EngineConfig) -> torch.device:
 
 
 def _context(config: EngineConfig, model: ModelConfig) -> int:
-    longest = model.max_position_embeddings
+    longest = model.longest_context
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ConfigError(f"--max-model-len {config.max_model_len} is more than the model's {longest} positions")
     return config.max_model_len or longest

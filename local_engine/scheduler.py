@@ -40,12 +40,22 @@ def blocks_for(tokens: int) -> int:
 class Scheduler:
     """Owns all live sequences and their pages. Single-threaded; knows nothing of models, text or sockets."""
 
-    def __init__(self, pool: BlockPool, *, max_num_seqs: int, max_model_len: int, policy: str = "fcfs") -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        policy: str = "fcfs",
+        window: int | None = None,
+    ) -> None:
+        """`window`: tokens that the model looks back on, the current one included; None: all."""
         assert blocks_for(max_model_len) <= pool.count, "the longest sequence fits into the pool alone"
         self.pool = pool
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.policy = policy
+        self.window = window
         self.running: list[Sequence] = []
         self.preemptions = 0
         self.prefix_queries = 0
@@ -90,6 +100,7 @@ class Scheduler:
         if token is not None:
             sequence.append(token)
         self._commit(sequence)
+        self._leave_behind(sequence)
         if token is not None:
             reason = sequence.reason_after(token, self.max_model_len)
             if reason is not None:
@@ -112,7 +123,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raises AssertionError when pages, tables and lists disagree."""
-        self.pool.check_integrity([sequence.block_table for sequence in self._live.values()])
+        self.pool.check_integrity([sequence.held for sequence in self._live.values()])
         assert all(sequence.status is Status.RUNNING for sequence in self.running)
         if not self._live:
             assert self.pool.free_count == self.pool.count, "pages leaked"
@@ -208,9 +219,17 @@ class Scheduler:
         return victim
 
     def _release(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.block_table)
+        self.pool.release(sequence.held)
         sequence.block_table = []
-        sequence.computed = sequence.committed = 0
+        sequence.computed = sequence.committed = sequence.given_back = 0
+
+    def _leave_behind(self, sequence: Sequence) -> None:
+        """Gives back the pages wholly before the window of the next token; what they cached stays until they are taken."""
+        if self.window is None:
+            return
+        first = max(sequence.given_back, (sequence.computed + 1 - self.window) // BLOCK_SIZE)
+        self.pool.release(sequence.block_table[sequence.given_back : first])
+        sequence.given_back = first
 
     def _commit(self, sequence: Sequence) -> None:
         """Offers newly filled pages to the prefix cache."""

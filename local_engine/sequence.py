@@ -42,6 +42,8 @@ class Sequence:
     token_ids: list[int] = field(default_factory=list)
     computed: int = 0
     block_table: list[int] = field(default_factory=list)
+    given_back: int = 0
+    """Pages at the table's beginning that a sliding window has left behind: not held any more, and never read."""
     block_hashes: list[bytes] = field(default_factory=list)
     committed: int = 0
     """How many pages of the table were offered to the prefix cache."""
@@ -60,6 +62,11 @@ class Sequence:
         assert self.prompt, "a sequence has at least one prompt token"
         self.token_ids = [*self.prompt, *self.output]
         self.stop_ids = tuple(sorted(self.params.ending_token_ids))
+
+    @property
+    def held(self) -> list[int]:
+        """Pages that it holds."""
+        return self.block_table[self.given_back :]
 
     @property
     def uncomputed(self) -> int:

@@ -1,9 +1,10 @@
-"""Paged attention over a mixed batch: softmax(q Kᵀ / sqrt(d)) V, keys and values read through block tables.
+"""Paged attention over a mixed batch: softmax(cap(q Kᵀ scale)) V, keys and values read through block tables.
 
 A work item is a run of consecutive query tokens of one sequence (one token when it decodes, up to `QUERY_TOKENS` of a prompt);
 a task is one item and one kv head. Its rows are (token, query head of that kv head): keys are widened once for up to six
 rows. Scores of a tile lie in the thread's scratch, so that the softmax is exact over the whole context; keys beyond a row's
-own position get weight 0, and no slot beyond the tile's last position is ever read (it may hold another sequence's NaN).
+own position or before its window get weight 0. No slot beyond the tile's last position is ever read (it may hold another
+sequence's NaN), and no block before the one in which the window of its first position begins (it may be given back).
 """
 
 from __future__ import annotations
@@ -180,6 +181,24 @@ def _scaled_copy(typingctx: Any, source: Any, target: Any, vectors: Any, factor:
     return types.void(types.int64, types.int64, types.int64, types.float32), codegen
 
 
+@intrinsic
+def _cap(typingctx: Any, row: Any, vectors: Any, softcap: Any) -> Any:
+    """s <- c tanh(s / c) over 16 * `vectors` floats, with tanh x = 1 - 2 / (1 + e^(2 x))."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        row, vectors, softcap = args
+        one, cap = F32V([1.0] * LANES), splat(builder, softcap)
+        double = splat(builder, builder.fdiv(F32(2.0), softcap))
+        with cgutils.for_range(builder, vectors, intp=I64) as loop:
+            at = builder.add(row, builder.mul(loop.index, I64(64)))
+            grown = builder.fadd(one, exp(builder, builder.fmul(load(builder, at, F32V, 4), double)))
+            tanh = builder.fsub(one, builder.fdiv(F32V([2.0] * LANES), grown))
+            builder.store(builder.fmul(cap, tanh), builder.inttoptr(at, F32V.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32), codegen
+
+
 @njit(inline="always")
 def _score_block(
     storage: str, rows: int, q: int, q_stride: int, keys: int, count: int, vectors: int, s: int, s_stride: int
@@ -220,7 +239,8 @@ def _value_block(
 def _attend(storage: str, width: int, row: int) -> int:
     """Arguments: q, its token stride (bytes), out, its token stride, k_cache, v_cache, block tables (int64), their stride
     (bytes), items (int64 [n, 4]: sequence, first token in the batch, tokens, position of the first), query heads, kv heads,
-    head_dim, 1/sqrt(head_dim) (a float's bits), scratch, scratch bytes per thread, scores per row of the scratch.
+    head_dim, scale (a float's bits), scratch, scratch bytes per thread, scores per row of the scratch, window (0: none),
+    softcap (a float's bits; 0: none).
     """
     header = read_int(row, 3)
     items = read_int(header, 1)
@@ -228,6 +248,7 @@ def _attend(storage: str, width: int, row: int) -> int:
     k_cache, v_cache, tables, table_stride = read_int(row, 8), read_int(row, 9), read_int(row, 10), read_int(row, 11)
     work, heads, kv_heads, size = read_int(row, 12), read_int(row, 13), read_int(row, 14), read_int(row, 15)
     scale, columns = read_float(row + 128, 0), read_int(row, 19)
+    window, softcap = read_int(row, 20), read_float(row + 168, 0)
     scratch = read_int(row, 17) + atomic_next(row + 8) * read_int(row, 18)
     vectors, group = size // LANES, heads // kv_heads
     query = scratch
@@ -249,26 +270,32 @@ def _attend(storage: str, width: int, row: int) -> int:
                 for i in range(size):
                     write_float(result + r * size * 4, i, ZERO)
             length = position + (start + rows - 1) // group + 1
-            for at in range(0, length, BLOCK):
+            begin = 0
+            if window > 0:
+                begin = max(0, position + start // group + 1 - window) // BLOCK * BLOCK
+            for at in range(begin, length, BLOCK):
                 place = (read_int(table, at // BLOCK) * kv_heads + kv_head) * head_bytes
                 count = min(BLOCK, length - at)
-                _score_block(
-                    storage, rows, query, size * 4, k_cache + place, count, vectors, scores + at * 4, columns * 4
-                )
-            padded = (length + LANES - 1) // LANES
+                line = scores + (at - begin) * 4
+                _score_block(storage, rows, query, size * 4, k_cache + place, count, vectors, line, columns * 4)
+            padded = (length - begin + LANES - 1) // LANES
             for r in range(rows):
-                own = position + (start + r) // group + 1
+                own = position + (start + r) // group + 1 - begin
                 line = scores + r * columns * 4
+                if softcap > ZERO:
+                    _cap(line, padded, softcap)
                 for t in range(own, padded * LANES):
                     write_float(line, t, MASKED)
+                if window > 0:
+                    for t in range(own - window):
+                        write_float(line, t, MASKED)
                 factor = _softmax(line, padded)
                 write_float(query + r * 4, 0, factor)
-            for at in range(0, length, BLOCK):
+            for at in range(begin, length, BLOCK):
                 place = (read_int(table, at // BLOCK) * kv_heads + kv_head) * head_bytes
                 count = min(BLOCK, length - at)
-                _value_block(
-                    storage, rows, scores + at * 4, columns * 4, v_cache + place, count, vectors, result, size * 4
-                )
+                line = scores + (at - begin) * 4
+                _value_block(storage, rows, line, columns * 4, v_cache + place, count, vectors, result, size * 4)
             for r in range(rows):
                 token, head = (start + r) // group, kv_head * group + (start + r) % group
                 target = out + (first + token) * out_stride + head * size * 4

@@ -1,4 +1,4 @@
-"""RMS norm, rotary embedding with the write into the KV cache, and SiLU-mul: one pass over the rows each, rows in parallel."""
+"""Norms, biases, rotary embedding with the write into the KV cache, gated activations: one pass over the rows each."""
 
 from __future__ import annotations
 
@@ -10,28 +10,38 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .tape import TOTAL, operation
-from .vector import F32V, I64, as_pointer, atomic_next, bits_of, exp, load, read_float, read_int, write_int
+from .vector import F32V, I64, as_pointer, atomic_next, bits_of, exp, fma, load, read_float, read_int, write_int
 
 FAST = {"reassoc", "contract"}
 """Sums may be reordered (so that they vectorise); NaN and infinity keep their meaning."""
 
 
 @njit(fastmath=FAST)
-def _norm_row(x: Any, weight: Any, y: Any, size: int, eps: float) -> None:
+def _norm_row(x: Any, weight: Any, y: Any, size: int, eps: float, keep: float) -> None:
+    """y = norm(x) + keep y."""
     total = np.float32(0.0)
     for i in range(size):
         total += x[i] * x[i]
     scale = np.float32(1.0) / np.sqrt(total / np.float32(size) + eps)
-    for i in range(size):
-        y[i] = x[i] * scale * weight[i]
+    if keep == np.float32(0.0):
+        for i in range(size):
+            y[i] = x[i] * scale * weight[i]
+    else:
+        for i in range(size):
+            y[i] += x[i] * scale * weight[i]
 
 
 @operation
 def rms_norm(row: int) -> int:
-    """Arguments: x, its stride (bytes), weight, y, its stride, size, eps (a float's bits)."""
+    """Arguments: x, its stride (bytes), weight, y, its stride, size, eps (a float's bits), 1 to add to y or 0 to set it."""
     rows = read_int(read_int(row, 3), 0)
     x, x_stride, weight, y = read_int(row, 4), read_int(row, 5), read_int(row, 6), read_int(row, 7)
-    y_stride, size, eps = read_int(row, 8), read_int(row, 9), read_float(row + 80, 0)
+    y_stride, size, eps, keep = (
+        read_int(row, 8),
+        read_int(row, 9),
+        read_float(row + 80, 0),
+        np.float32(read_int(row, 11)),
+    )
     scale = carray(as_pointer(weight), (size,), np.float32)
     write_int(row, TOTAL, rows)
     done = 0
@@ -43,31 +53,78 @@ def rms_norm(row: int) -> int:
             carray(as_pointer(y + index * y_stride), (size,), np.float32),
             size,
             eps,
+            keep,
         )
         done += 1
         index = atomic_next(row)
     return done
 
 
-@intrinsic
-def _silu_mul_vectors(typingctx: Any, gate: Any, up: Any, out: Any, vectors: Any) -> Any:
+@operation
+def head_norm(row: int) -> int:
+    """Arguments: x, its stride (bytes), weights (a row for each head), heads, head size, eps (a float's bits). In place."""
+    rows = read_int(read_int(row, 3), 0)
+    x, stride, weights, heads = read_int(row, 4), read_int(row, 5), read_int(row, 6), read_int(row, 7)
+    size, eps = read_int(row, 8), read_float(row + 72, 0)
+    write_int(row, TOTAL, rows)
+    done = 0
+    index = atomic_next(row)
+    while index < rows:
+        for head in range(heads):
+            values = carray(as_pointer(x + index * stride + head * size * 4), (size,), np.float32)
+            weight = carray(as_pointer(weights + head * size * 4), (size,), np.float32)
+            _norm_row(values, weight, values, size, eps, np.float32(0.0))
+        done += 1
+        index = atomic_next(row)
+    return done
+
+
+@operation
+def add_bias(row: int) -> int:
+    """Arguments: x, its stride (bytes), bias, width."""
+    rows = read_int(read_int(row, 3), 0)
+    x, stride, width = read_int(row, 4), read_int(row, 5), read_int(row, 7)
+    bias = carray(as_pointer(read_int(row, 6)), (width,), np.float32)
+    write_int(row, TOTAL, rows)
+    done = 0
+    index = atomic_next(row)
+    while index < rows:
+        values = carray(as_pointer(x + index * stride), (width,), np.float32)
+        for i in range(width):
+            values[i] += bias[i]
+        done += 1
+        index = atomic_next(row)
+    return done
+
+
+@intrinsic(prefer_literal=True)
+def _gated_mul_vectors(typingctx: Any, gelu: Any, gate: Any, up: Any, out: Any, vectors: Any) -> Any:
+    """out = g sigmoid(z) u, with z = g (SiLU), or z = 2 sqrt(2 / pi) (g + 0.044715 g³) (GELU in its tanh form)."""
+    if not isinstance(gelu, types.IntegerLiteral):
+        return None
+    tanh_form = gelu.literal_value == 1
+
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        gate, up, out, vectors = args
+        _, gate, up, out, vectors = args
         one = F32V([1.0] * F32V.count)
         with cgutils.for_range(builder, vectors, intp=I64) as loop:
             offset = builder.mul(loop.index, I64(64))
             g = load(builder, builder.add(gate, offset), F32V, 4)
             u = load(builder, builder.add(up, offset), F32V, 4)
-            sigmoid = builder.fdiv(one, builder.fadd(one, exp(builder, builder.fneg(g))))
+            z = g
+            if tanh_form:
+                inner = fma(builder, builder.fmul(g, g), F32V([0.044715] * F32V.count), one)
+                z = builder.fmul(builder.fmul(g, inner), F32V([1.5957691216057308] * F32V.count))
+            sigmoid = builder.fdiv(one, builder.fadd(one, exp(builder, builder.fneg(z))))
             value = builder.fmul(builder.fmul(g, sigmoid), u)
             builder.store(value, builder.inttoptr(builder.add(out, offset), F32V.as_pointer()), align=4)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 4), codegen
+    return types.void(gelu, *[types.int64] * 4), codegen
 
 
-@operation
-def silu_mul(row: int) -> int:
+@njit(inline="always")
+def _gated_mul(gelu: int, row: int) -> int:
     """Arguments: gate_up, its stride (bytes), out, its stride, width of one half (a multiple of 16)."""
     rows = read_int(read_int(row, 3), 0)
     x, x_stride, out, out_stride, width = (
@@ -78,10 +135,20 @@ def silu_mul(row: int) -> int:
     index = atomic_next(row)
     while index < rows:
         gate = x + index * x_stride
-        _silu_mul_vectors(gate, gate + width * 4, out + index * out_stride, width // 16)
+        _gated_mul_vectors(gelu, gate, gate + width * 4, out + index * out_stride, width // 16)
         done += 1
         index = atomic_next(row)
     return done
+
+
+@operation
+def silu_mul(row: int) -> int:
+    return _gated_mul(0, row)
+
+
+@operation
+def gelu_mul(row: int) -> int:
+    return _gated_mul(1, row)
 
 
 @njit(fastmath=FAST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..batch import BLOCK, StepLayout
 from ..linear import FLOATS, GROUP, PANEL, Panels, StoredWeight, pack
-from ..operations import Matrix
+from ..operations import Attention, Experts, Matrix, choose_experts
 from ..sampling import DrawSettings
 from . import attention, elementwise, linear, sampling
 from .onednn import OneDnnMatrix
@@ -26,6 +27,8 @@ _LINEAR = {
 }
 _ATTEND = {torch.float32: attention.attend_f32, torch.bfloat16: attention.attend_bf16}
 _CACHE_STORAGE = {torch.float32: 0, torch.bfloat16: 1}
+Program = list[Tape | Callable[[], None]]
+"""Tapes, with calls into torch between them."""
 TASKS_PER_THREAD = 8
 """Tasks of a matrix per thread: enough to even out a thread that the system has put aside, few enough to stay cheap."""
 
@@ -63,8 +66,9 @@ class CpuOperations:
         self._scratch: NDArray[np.uint8] = np.zeros(threads * linear.SCRATCH_BYTES, dtype=np.uint8)
         self._attention_scratch: NDArray[np.uint8] | None = None
         self._sampling_scratch: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
-        self._recorded: dict[Callable[[], None], list[Tape | Callable[[], None]]] = {}
-        self._recording: list[Tape | Callable[[], None]] | None = None
+        self._recorded: dict[Callable[[], None], Program] = {}
+        self._recording: Program | None = None
+        self._expert_rows: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
 
     def buffer(self, width: int) -> torch.Tensor:
         return torch.empty(self.capacity, -(-width // PANEL) * PANEL, dtype=torch.float32)[:, :width]
@@ -77,7 +81,7 @@ class CpuOperations:
             return PanelMatrix([pack(parts)])
         return PanelMatrix([pack([part]) for part in parts])
 
-    def vector(self, values: torch.Tensor) -> torch.Tensor:
+    def vector(self, values: torch.Tensor, exact: bool = False) -> torch.Tensor:
         return values.float().contiguous()
 
     def run(self, forward: Callable[[], None], layout: StepLayout) -> None:
@@ -88,6 +92,9 @@ class CpuOperations:
             self._recording = None
             self._recorded[forward] = program
         self._place(layout)
+        self._replay(program)
+
+    def _replay(self, program: Program) -> None:
         for piece in program:
             if isinstance(piece, Tape):
                 piece.run(self.threads)
@@ -113,8 +120,8 @@ class CpuOperations:
         self._recording.append(tape)
         return tape
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
-        self._add_norm(self._record(), self._header, x, weight, eps, out)
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, add: bool = False) -> None:
+        self._add_norm(self._record(), self._header, x, weight, eps, out, add)
 
     def _add_norm(
         self,
@@ -124,11 +131,21 @@ class CpuOperations:
         weight: torch.Tensor,
         eps: float,
         out: torch.Tensor,
+        add: bool = False,
     ) -> None:
         arguments = [
-            x.data_ptr(), _stride(x), weight.data_ptr(), out.data_ptr(), _stride(out), x.shape[1], float_bits(eps),
+            x.data_ptr(), _stride(x), weight.data_ptr(), out.data_ptr(), _stride(out), x.shape[1], float_bits(eps), int(add),
         ]  # fmt: skip
         tape.add(elementwise.rms_norm, header, arguments, (x, weight, out))
+
+    def head_norm(self, qkv: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        heads, size = weight.shape
+        arguments = [qkv.data_ptr(), _stride(qkv), weight.data_ptr(), heads, size, float_bits(eps)]
+        self._record().add(elementwise.head_norm, self._header, arguments, (qkv, weight))
+
+    def add_bias(self, x: torch.Tensor, bias: torch.Tensor) -> None:
+        arguments = [x.data_ptr(), _stride(x), bias.data_ptr(), bias.shape[0]]
+        self._record().add(elementwise.add_bias, self._header, arguments, (x, bias))
 
     def linear(self, x: torch.Tensor, weight: Matrix, out: torch.Tensor, add: bool = False) -> None:
         if isinstance(weight, OneDnnMatrix):
@@ -169,7 +186,7 @@ class CpuOperations:
         self._record().add(elementwise.rotary_write, self._header, arguments, (qkv, tables, caches))
 
     def attention(
-        self, qkv: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], heads: int, out: torch.Tensor
+        self, qkv: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], how: Attention, out: torch.Tensor
     ) -> None:
         keys, values = caches
         _, kv_heads, _, size = keys.shape
@@ -178,14 +195,59 @@ class CpuOperations:
             self._attention_scratch = np.zeros(self.threads * per_thread, dtype=np.uint8)
         arguments = [
             qkv.data_ptr(), _stride(qkv), out.data_ptr(), _stride(out), keys.data_ptr(), values.data_ptr(),
-            self._tables.ctypes.data, self._tables.strides[0], self._items.ctypes.data, heads, kv_heads, size,
-            float_bits(size**-0.5), self._attention_scratch.ctypes.data, per_thread, self._columns,
+            self._tables.ctypes.data, self._tables.strides[0], self._items.ctypes.data, how.heads, kv_heads, size,
+            float_bits(how.scale), self._attention_scratch.ctypes.data, per_thread, self._columns, how.window or 0,
+            float_bits(how.softcap or 0.0),
         ]  # fmt: skip
         self._record().add(_ATTEND[keys.dtype], self._header, arguments, (qkv, caches, out))
 
     def silu_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
+        self._gated(elementwise.silu_mul, gate_up, out)
+
+    def gelu_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
+        self._gated(elementwise.gelu_mul, gate_up, out)
+
+    def _gated(self, function: Any, gate_up: torch.Tensor, out: torch.Tensor) -> None:
         arguments = [gate_up.data_ptr(), _stride(gate_up), out.data_ptr(), _stride(out), out.shape[1]]
-        self._record().add(elementwise.silu_mul, self._header, arguments, (gate_up, out))
+        self._record().add(function, self._header, arguments, (gate_up, out))
+
+    def mixture(self, x: torch.Tensor, experts: Experts, out: torch.Tensor) -> None:
+        assert self._recording is not None, "outside run()"
+        scores = self.buffer(experts.router.outputs)
+        self.linear(x, experts.router, scores)
+        buffers = self._expert_buffers(x.shape[1], experts)
+        programs = {id(expert): self._record_expert(expert, *buffers) for expert in experts.experts}
+        taken, _, _, result = buffers
+
+        def run() -> None:
+            tokens = int(self._header[0])
+            for expert, rows, weights in choose_experts(scores[:tokens], experts):
+                count = self._header[0] = len(rows)
+                taken[:count] = x[rows]
+                self._replay(programs[id(expert)])
+                out.index_add_(0, rows, result[:count] * weights[:, None])
+            self._header[0] = tokens
+
+        self._recording.append(run)
+
+    def _expert_buffers(self, width: int, experts: Experts) -> tuple[torch.Tensor, ...]:
+        """For an expert's rows, its gate and up, their product and its result: shared by all experts of these sizes."""
+        inner = experts.experts[0][0].outputs // 2
+        key = (width, inner)
+        if key not in self._expert_rows:
+            self._expert_rows[key] = tuple(self.buffer(size) for size in (width, 2 * inner, inner, width))
+        return self._expert_rows[key]
+
+    def _record_expert(
+        self, expert: tuple[Matrix, Matrix], taken: torch.Tensor, gate_up: torch.Tensor, gated: torch.Tensor,
+        result: torch.Tensor,
+    ) -> Program:  # fmt: skip
+        outer, self._recording = self._recording, []
+        self.linear(taken, expert[0], gate_up)
+        self.silu_mul(gate_up, gated)
+        self.linear(gated, expert[1], result)
+        program, self._recording = self._recording, outer
+        return program
 
     def logits(self, x: torch.Tensor, norm: torch.Tensor, eps: float, head: Matrix) -> torch.Tensor:
         rows, width = x.shape[0], -(-head.outputs // PANEL) * PANEL
@@ -238,9 +300,9 @@ def attention_items(layout: StepLayout) -> NDArray[np.int64]:
     return items[np.argsort(-work, kind="stable")]
 
 
-def fits(hidden: int, intermediate: int, head_dim: int) -> bool:
-    """True when these kernels can serve a model of such sizes."""
-    return hidden % GROUP == 0 and intermediate % GROUP == 0 and head_dim % PANEL == 0
+def fits(widths: Sequence[int], head_dim: int) -> bool:
+    """True when these kernels can serve a model whose matrices have inputs of such widths."""
+    return all(width % GROUP == 0 for width in widths) and head_dim % PANEL == 0
 
 
 def _stride(tensor: torch.Tensor) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from ..batch import StepLayout
-from ..operations import Matrix, TorchMatrix, TorchOperations
+from ..operations import Attention, Matrix, TorchMatrix, TorchOperations
 from ..sampling import DrawSettings
 from .add_rms_norm import add_rms_norm
 from .attention import AttentionPlan, paged_attention, plan_attention
@@ -32,14 +32,18 @@ class TritonOperations(TorchOperations):
             self.name = f"Triton kernels in the interpreter, {str(dtype).removeprefix('torch.')}"
         else:
             self.name = f"Triton kernels on {device}, {str(dtype).removeprefix('torch.')}"
-        self._plan: AttentionPlan | None = None
+        self._plans: dict[int | None, AttentionPlan] = {}
+        """Of the step at hand, by window."""
 
     def run(self, forward: Callable[[], None], layout: StepLayout) -> None:
-        self._plan = None
+        self._plans.clear()
         super().run(forward, layout)
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
-        add_rms_norm(x[: self.layout.tokens], weight, eps, out)
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, add: bool = False) -> None:
+        if add:
+            super().rms_norm(x, weight, eps, out, add=True)
+        else:
+            add_rms_norm(x[: self.layout.tokens], weight, eps, out)
 
     def linear(self, x: torch.Tensor, weight: Matrix, out: torch.Tensor, add: bool = False) -> None:
         assert isinstance(weight, TorchMatrix)
@@ -62,18 +66,25 @@ class TritonOperations(TorchOperations):
         write_cache(parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :], caches, layout.slots)
 
     def attention(
-        self, qkv: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], heads: int, out: torch.Tensor
+        self, qkv: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], how: Attention, out: torch.Tensor
     ) -> None:
         layout, kv_heads, size = self.layout, caches[0].shape[1], caches[0].shape[3]
-        if self._plan is None:
-            self._plan = plan_attention(layout, heads, kv_heads)
-        queries = qkv[: layout.tokens].view(layout.tokens, -1, size)[:, :heads]
-        target = out[: layout.tokens].view(layout.tokens, heads, size)
-        paged_attention(queries, caches, layout.block_tables, self._plan, size**-0.5, target)
+        plan = self._plans.get(how.window)
+        if plan is None:
+            plan = self._plans[how.window] = plan_attention(layout, how.heads, kv_heads, how.window)
+        queries = qkv[: layout.tokens].view(layout.tokens, -1, size)[:, : how.heads]
+        target = out[: layout.tokens].view(layout.tokens, how.heads, size)
+        paged_attention(
+            queries, caches, layout.block_tables, plan, how.scale, target, window=how.window, softcap=how.softcap
+        )
 
     def silu_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
         rows = self.layout.tokens
         gated_mul(gate_up[:rows], out[:rows])
+
+    def gelu_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
+        rows = self.layout.tokens
+        gated_mul(gate_up[:rows], out[:rows], gelu=True)
 
     def logits(self, x: torch.Tensor, norm: torch.Tensor, eps: float, head: Matrix) -> torch.Tensor:
         assert isinstance(head, TorchMatrix)

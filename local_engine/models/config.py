@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..weights.gguf import GGUFTensor
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Sizes and constants of a decoder-only transformer."""
+    """Sizes and constants of a decoder-only transformer that every family has."""
 
     architecture: str
     """As in config.json's `architectures`, or GGUF's `general.architecture`."""
@@ -26,13 +26,27 @@ class ModelConfig:
     kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: Mapping[str, Any] | None
+    rope: Mapping[str, Any]
+    """The rotation: `rope_theta`, and how it is stretched (kernels/rope_scaling.py)."""
     max_position_embeddings: int
-    """Longest context, tokens. A sliding window, if there is one, bounds it: within the window attention is full."""
+    """Tokens that the file names; some ways to stretch the rotation reach further (`longest_context`)."""
     tie_word_embeddings: bool
     dtype: str
     """float32, float16 or bfloat16: the type that the weights were saved in; bfloat16 for quantised ones."""
+    own: Mapping[str, Any] = field(default_factory=dict)
+    """What only a family understands, under config.json's names."""
+
+    @property
+    def longest_context(self) -> int:
+        """Tokens. yarn counts from what the model was trained on; other kinds that are named here from the file's number."""
+        kind = self.rope.get("rope_type", self.rope.get("type"))
+        factor = float(self.rope.get("factor") or 1.0)
+        if kind in ("linear", "dynamic"):
+            return int(self.max_position_embeddings * factor)
+        if kind == "yarn":
+            trained = int(self.rope.get("original_max_position_embeddings") or self.max_position_embeddings)
+            return max(self.max_position_embeddings, int(trained * factor))
+        return self.max_position_embeddings
 
 
 def read_folder_config(folder: Path) -> ModelConfig:
@@ -51,14 +65,6 @@ def read_folder_config(folder: Path) -> ModelConfig:
 
 def _from_huggingface(values: Mapping[str, Any]) -> ModelConfig:
     heads = int(values["num_attention_heads"])
-    for key in ("attention_bias", "mlp_bias"):
-        if values.get(key):
-            raise ModelError(f"config.json sets {key}: models with biases are not supported yet")
-    rope = values.get("rope_parameters") or values.get("rope_scaling")
-    context = int(values["max_position_embeddings"])
-    window = values.get("sliding_window")
-    if window and values.get("use_sliding_window", True):
-        context = min(context, int(window))
     return ModelConfig(
         architecture=values["architectures"][0],
         vocab_size=int(values["vocab_size"]),
@@ -69,12 +75,25 @@ def _from_huggingface(values: Mapping[str, Any]) -> ModelConfig:
         kv_heads=int(values.get("num_key_value_heads") or heads),
         head_dim=int(values.get("head_dim") or int(values["hidden_size"]) // heads),
         rms_norm_eps=float(values["rms_norm_eps"]),
-        rope_theta=float((rope or {}).get("rope_theta") or values.get("rope_theta") or 10000.0),
-        rope_scaling=rope,
-        max_position_embeddings=context,
+        rope=_rope(values),
+        max_position_embeddings=int(values["max_position_embeddings"]),
         tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
         dtype=str(values.get("dtype") or values.get("torch_dtype") or "float32"),
+        own=values,
     )
+
+
+def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
+    """One dictionary out of the places where configurations of different ages say it; of two rotations (Gemma 3) the one of
+    layers that see everything."""
+    given = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    given = given.get("full_attention", given)
+    outside = {
+        name: values[name]
+        for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+        if values.get(name) is not None
+    }
+    return {"rope_theta": 10000.0, **outside, **{name: item for name, item in given.items() if item is not None}}
 
 
 def read_gguf_config(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, GGUFTensor]) -> ModelConfig:
@@ -88,12 +107,12 @@ def read_gguf_config(path: Path, metadata: Mapping[str, Any], tensors: Mapping[s
         return found
 
     heads, hidden = int(value("attention.head_count")), int(value("embedding_length"))
-    scaling: dict[str, Any] | None = None
+    rope: dict[str, Any] = {"rope_theta": float(value("rope.freq_base", 10000.0))}
     kind = str(value("rope.scaling.type", "none"))
     if kind != "none":
-        scaling = {"rope_type": kind, "factor": value("rope.scaling.factor", 1.0)}
-    window = int(value("attention.sliding_window", 0))
-    context = int(value("context_length"))
+        rope |= {"rope_type": kind, "factor": value("rope.scaling.factor", 1.0)}
+        original = int(value("rope.scaling.original_context_length", 0))
+        rope |= {"original_max_position_embeddings": original} if original else {}
     return ModelConfig(
         architecture=architecture,
         vocab_size=int(tensors["token_embd.weight"].shape[0])
@@ -106,9 +125,9 @@ def read_gguf_config(path: Path, metadata: Mapping[str, Any], tensors: Mapping[s
         kv_heads=int(value("attention.head_count_kv", heads)),
         head_dim=int(value("attention.key_length", hidden // heads)),
         rms_norm_eps=float(value("attention.layer_norm_rms_epsilon")),
-        rope_theta=float(value("rope.freq_base", 10000.0)),
-        rope_scaling=scaling,
-        max_position_embeddings=min(context, window) if window else context,
+        rope=rope,
+        max_position_embeddings=int(value("context_length")),
         tie_word_embeddings="output.weight" not in tensors,
         dtype="float32" if all(tensor.kind == "F32" for tensor in tensors.values()) else "bfloat16",
+        own={"sliding_window": int(value("attention.sliding_window", 0))},
     )

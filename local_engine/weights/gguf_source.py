@@ -1,4 +1,4 @@
-"""A GGUF file as a source of Llama weights: llama.cpp's names back to Hugging Face's, its q/k row order undone."""
+"""A GGUF file as a source of weights: llama.cpp's names back to Hugging Face's, and for Llama its q/k row order undone."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ _LAYER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
 }
 _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
@@ -63,6 +65,9 @@ class GGUFSource:
             )
         return tensor
 
+    def has(self, name: str) -> bool:
+        return gguf_name(name) in self._file.tensors
+
     def matrix(self, name: str) -> StoredWeight:
         tensor = self._tensor(name)
         storage = tensor.kind.lower()
@@ -75,6 +80,8 @@ class GGUFSource:
         return self._ordered(name, weight)
 
     def _ordered(self, name: str, weight: StoredWeight) -> StoredWeight:
+        if self.config.architecture != "llama":
+            return weight
         if ".self_attn.q_proj." in name:
             return weight.rows(unpermuted_rows(self.config.heads, self.config.head_dim))
         if ".self_attn.k_proj." in name:

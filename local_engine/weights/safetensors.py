@@ -39,6 +39,9 @@ class SafetensorsSource:
             )
         return tensor
 
+    def has(self, name: str) -> bool:
+        return name in self._file_of
+
     def matrix(self, name: str) -> StoredWeight:
         return stored(self._tensor(name))
 

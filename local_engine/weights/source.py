@@ -1,4 +1,4 @@
-"""Where a model's tensors come from, under the names that Hugging Face's Llama gives them, whatever the file."""
+"""Where a model's tensors come from, under the names that Hugging Face's models give them, whatever the file."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ class WeightSource(Protocol):
     stores_bfloat16: bool
     """Some matrix is stored in bfloat16."""
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+
     def matrix(self, name: str) -> StoredWeight:
         """A linear layer's weight at its own bits. Raises `ModelError` when it is missing or of the wrong shape."""
 
     def vector(self, name: str) -> torch.Tensor:
-        """A norm's weight, float32."""
+        """A norm's weight or a bias, float32."""
 
     def embedding(self, name: str) -> Embedding:
         """The token embedding, for looking rows up."""

@@ -17,8 +17,10 @@ from kernels.operations import Matrix, Operations, TorchOperations
 CPU = torch.device("cpu")
 
 
-def chosen(sizes: tuple[int, int, int] = (64, 64, 16), path: str = "auto") -> Operations:
-    return choose_operations(CPU, torch.float32, threads=2, capacity=8, max_context=32, sizes=sizes, path=path)
+def chosen(width: int = 64, path: str = "auto") -> Operations:
+    return choose_operations(
+        CPU, torch.float32, threads=2, capacity=8, max_context=32, widths=[64, width], head_dim=16, path=path
+    )
 
 
 def test_the_cpu_kernels_run_where_they_agree_with_plain_torch(caplog: pytest.LogCaptureFixture) -> None:
@@ -29,7 +31,7 @@ def test_the_cpu_kernels_run_where_they_agree_with_plain_torch(caplog: pytest.Lo
 
 def test_plain_torch_runs_when_asked_for_or_when_the_sizes_do_not_fit(caplog: pytest.LogCaptureFixture) -> None:
     assert isinstance(chosen(path="torch"), TorchOperations)
-    assert isinstance(chosen(sizes=(24, 64, 8)), TorchOperations)
+    assert isinstance(chosen(width=24), TorchOperations)
     assert "multiples of 32" in caplog.text
 
 
@@ -59,7 +61,7 @@ def test_triton_asked_for_by_name_runs_or_says_why_not() -> None:
     assert chosen(path="triton").name == "Triton kernels in the interpreter, float32"
     with pytest.raises(ValueError, match=r"Triton kernels cannot run: .*bfloat16"):
         choose_operations(
-            CPU, torch.bfloat16, threads=1, capacity=8, max_context=32, sizes=(64, 64, 16), path="triton"
+            CPU, torch.bfloat16, threads=1, capacity=8, max_context=32, widths=[64], head_dim=16, path="triton"
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import torch
 
 from kernels.batch import StepLayout
 from kernels.cpu.operations import CpuOperations, attention_items
-from kernels.operations import TorchOperations
+from kernels.operations import Attention, TorchOperations
 from kernels.paged_attention import paged_attention_reference
 
 from .layouts import mixed
@@ -28,6 +28,8 @@ def attend(
     kv_heads: int,
     size: int,
     cache_dtype: torch.dtype,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Writes and attends with fixed random inputs; returns the result and both caches."""
     random = torch.Generator().manual_seed(11)
@@ -41,7 +43,7 @@ def attend(
 
     def forward() -> None:
         operations.rotary_write(qkv, tables, (keys, values), heads)
-        operations.attention(qkv, (keys, values), heads, out)
+        operations.attention(qkv, (keys, values), Attention(heads, size**-0.5, window, softcap), out)
 
     operations.run(forward, layout)
     return out[: layout.tokens], keys, values
@@ -60,6 +62,28 @@ def test_the_kernel_equals_plain_torch(
     tolerance = 2e-6 if cache_dtype == torch.float32 else 1e-2
     for actual, expected in zip(fast, plain, strict=True):
         torch.testing.assert_close(actual.float(), expected.float(), rtol=0, atol=tolerance * 4)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("window, softcap", [(1, None), (16, None), (19, 2.0), (200, None), (None, 0.5)])
+def test_rule_42_windows_and_softcaps_equal_plain_torch(step: str, window: int | None, softcap: float | None) -> None:
+    layout = mixed(STEPS[step], BLOCKS)
+    arguments = (layout, 6, 2, 32, torch.float32, window, softcap)
+    fast, *_ = attend(CpuOperations(2, 128, 256), *arguments)
+    plain, *_ = attend(TorchOperations(torch.device("cpu"), torch.float32, 128), *arguments)
+    torch.testing.assert_close(fast, plain, rtol=0, atol=1e-5)
+
+
+def test_blocks_before_the_window_are_never_read() -> None:
+    operations = CpuOperations(2, 8, 256)
+    layout = mixed([(70, 1)], 8)
+    keys, values = torch.zeros(8, 1, 16, 16), torch.ones(8, 1, 16, 16)
+    for cache in (keys, values):
+        cache[layout.block_tables[0, :3]] = float("nan")
+    qkv, out = operations.buffer(48), operations.buffer(16)
+    qkv[:1] = 1.0
+    operations.run(lambda: operations.attention(qkv, (keys, values), Attention(1, 0.25, window=20), out), layout)
+    assert out[0].tolist() == [1.0] * 16
 
 
 def test_the_reference_equals_torchs_own_attention_over_contiguous_keys() -> None:
@@ -85,7 +109,7 @@ def test_rule_39_a_nan_of_another_sequence_in_the_same_block_is_never_read() -> 
     for cache in (keys, values):
         cache[layout.block_tables[0, 0], :, 5:] = float("nan")
         cache[layout.block_tables[1, 1], :, 5:] = float("nan")
-    operations.run(lambda: operations.attention(qkv, (keys, values), 1, out), layout)
+    operations.run(lambda: operations.attention(qkv, (keys, values), Attention(1, 0.25), out), layout)
     assert torch.isfinite(out[:2]).all()
 
 
@@ -96,7 +120,7 @@ def test_a_sequence_with_nan_keys_fails_alone() -> None:
     keys[layout.block_tables[0, 0], :, 2] = float("nan")
     qkv, out = operations.buffer(48), operations.buffer(16)
     qkv[:2] = 1.0
-    operations.run(lambda: operations.attention(qkv, (keys, values), 1, out), layout)
+    operations.run(lambda: operations.attention(qkv, (keys, values), Attention(1, 0.25), out), layout)
     assert torch.isnan(out[0]).all()
     assert out[1].tolist() == [1.0] * 16
 

@@ -42,8 +42,8 @@ class Ended:
 class Harness:
     """An engine core and everything it has said."""
 
-    def __init__(self, num_blocks: int = 64, **config: object) -> None:
-        self.runner = TinyRunner(num_blocks, min(MAX_LEN, num_blocks * 16))
+    def __init__(self, num_blocks: int = 64, window: int | None = None, **config: object) -> None:
+        self.runner = TinyRunner(num_blocks, min(MAX_LEN, num_blocks * 16), window=window)
         self.core = EngineCore(EngineConfig("tiny", **config), self.runner)  # type: ignore[arg-type]
         self.ended: dict[int, Ended] = {}
 
@@ -119,6 +119,25 @@ def test_rule_36_output_depends_on_nothing_but_the_prompt(
     for id, job in enumerate(work):
         assert harness.ended[id].tokens == oracle_output(job.prompt, job.output)
         assert harness.ended[id].reason is FinishReason.LENGTH
+
+
+@settings(max_examples=30, deadline=None)
+@given(work=jobs, blocks=st.integers(8, 14), budget=st.integers(1, 70), window=st.integers(1, 50))
+def test_rule_36_pages_behind_a_window_are_given_back_and_nobody_misses_them(
+    work: list[Job], blocks: int, budget: int, window: int
+) -> None:
+    harness = run(work, num_blocks=blocks, max_num_batched_tokens=budget, window=window)
+    for id, job in enumerate(work):
+        assert harness.ended[id].tokens == oracle_output(job.prompt, job.output, window)
+
+
+def test_a_long_sequence_with_a_window_holds_few_pages() -> None:
+    harness = Harness(window=20)
+    harness.add(1, [1] * 60, max_tokens=60)
+    for _ in range(30):
+        harness.step()
+    held = harness.core.stats().num_blocks - harness.core.stats().free_blocks
+    assert held == 2, "the window of 20 tokens and the next token lie in two pages"
 
 
 def test_rule_36_preemption_happens_in_a_tiny_pool_and_changes_nothing() -> None:

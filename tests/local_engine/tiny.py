@@ -42,10 +42,10 @@ def oracle_token(tokens: Sequence[int]) -> int:
     return hashlib.blake2b(repr(list(tokens)).encode(), digest_size=1).digest()[0]
 
 
-def oracle_output(prompt: Sequence[int], count: int) -> list[int]:
+def oracle_output(prompt: Sequence[int], count: int, window: int | None = None) -> list[int]:
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(oracle_token(tokens))
+        tokens.append(oracle_token(tokens[-window:] if window else tokens))
     return tokens[len(prompt) :]
 
 
@@ -54,12 +54,22 @@ class TinyRunner:
 
     vocab_size = VOCAB
 
-    def __init__(self, num_blocks: int, max_model_len: int, *, parrot: bool = False, step_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        max_model_len: int,
+        *,
+        parrot: bool = False,
+        step_s: float = 0.0,
+        window: int | None = None,
+    ) -> None:
+        """`window`: it reads only so many of the last tokens, and the oracle is given no more of them."""
         self.num_blocks = num_blocks
         self.max_model_len = max_model_len
         self.computed_tokens = 0
         self._parrot = parrot
         self._step_s = step_s
+        self.window = window
         self._pages: list[list[int | None]] = [[None] * BLOCK_SIZE for _ in range(num_blocks)]
 
     def execute(self, batch: Sequence[ScheduledSequence]) -> StepOutput:
@@ -86,9 +96,10 @@ class TinyRunner:
 
     def _sample(self, scheduled: ScheduledSequence, output: StepOutput) -> int | None:
         length = scheduled.start + len(scheduled.token_ids)
-        read = [self._pages[scheduled.block_table[at // BLOCK_SIZE]][at % BLOCK_SIZE] for at in range(length)]
+        first = 0 if self.window is None else max(0, length - self.window)
+        read = [self._pages[scheduled.block_table[at // BLOCK_SIZE]][at % BLOCK_SIZE] for at in range(first, length)]
         tokens = [token for token in read if token is not None]
-        assert len(tokens) == length, "a page was read before it was written"
+        assert len(tokens) == length - first, "a page was read before it was written"
         if tokens[0] == NAN_TOKEN:
             output.nan_sequences.append(scheduled.sequence_id)
             return None

@@ -11,7 +11,8 @@ from bench import gpu
 from bench.gpu_checks import Verdict, check_all, step
 from kernels.operations import TorchOperations
 from local_engine.kv_cache import allocate
-from local_engine.models.llama import Llama
+from local_engine.models.decoder import Decoder
+from local_engine.models.family import Family
 
 CPU = torch.device("cpu")
 
@@ -37,8 +38,8 @@ def test_its_random_model_computes_a_step_of_every_sequence() -> None:
         gpu.LLAMA_8B, vocab_size=50, hidden_size=64, intermediate_size=96, layers=2, heads=4, kv_heads=2, head_dim=16,
         max_position_embeddings=64,
     )  # fmt: skip
-    model = Llama(
-        gpu.RandomWeights(config, CPU), TorchOperations(CPU, torch.float32, 8),
+    model = Decoder(
+        gpu.RandomWeights(config, CPU), Family(), TorchOperations(CPU, torch.float32, 8),
         max_context=64, device=CPU, threads=1, progress=lambda text: None,
     )  # fmt: skip
     model.attach(allocate(config, 4, torch.float32, CPU))

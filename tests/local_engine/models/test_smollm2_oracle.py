@@ -115,7 +115,7 @@ def oracle() -> Any:
                 num_key_value_heads=config.kv_heads,
                 max_position_embeddings=config.max_position_embeddings,
                 rms_norm_eps=config.rms_norm_eps,
-                rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+                rope_parameters={"rope_type": "default", "rope_theta": config.rope["rope_theta"]},
                 tie_word_embeddings=True,
             )
         )

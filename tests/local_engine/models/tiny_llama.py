@@ -29,5 +29,8 @@ def tiny_llama(seed: int = 3, **changes: Any) -> Any:
 def save_tiny_llama(folder: Path, *, max_shard_size: str = "1GB", **changes: Any) -> Any:
     """Writes config.json and the weights; returns transformers' model."""
     model = tiny_llama(**changes)
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):  # transformers starts them at zero
+            torch.nn.init.normal_(parameter, std=0.2)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model

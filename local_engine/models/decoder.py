@@ -1,0 +1,152 @@
+"""A decoder-only transformer of any family: its weights, and the calls of one forward pass over buffers allocated once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from kernels.batch import StepLayout
+from kernels.operations import Attention, Experts, Operations
+from kernels.rope_scaling import KINDS, partial_order, rotation
+from kernels.rotary import rotary_tables
+
+from ..errors import ModelError
+from ..kv_cache import KVCache
+from ..weights.source import WeightSource
+from .family import Family
+from .layer import Layer, LayerLoader, Linear
+
+Tables = tuple[torch.Tensor, torch.Tensor]
+
+
+class Decoder:
+    """Loads the weights at construction. `step` is the whole of it afterwards."""
+
+    def __init__(
+        self,
+        source: WeightSource,
+        family: Family,
+        operations: Operations,
+        *,
+        max_context: int,
+        device: torch.device,
+        threads: int,
+        progress: Callable[[str], None],
+    ) -> None:
+        self.config = config = source.config
+        self._family, self._operations, self._device = family, operations, device
+        self._embedding = source.embedding("model.embed_tokens.weight")
+        loader = LayerLoader(source, family, operations, partial_order(config.head_dim, config.rope))
+        with ThreadPoolExecutor(threads) as pool:
+            head = pool.submit(loader.head)
+            pending = [pool.submit(loader.layer, number) for number in range(config.layers)]
+            self.layers: list[Layer] = []
+            for number, future in enumerate(pending, 1):
+                self.layers.append(future.result())
+                if number * 4 % config.layers < 4:  # about every quarter, and the last
+                    progress(f"loading weights: layer {number} of {config.layers}")
+            self.head = head.result()
+        self.norm = loader.norm("model.norm")
+        scale = family.attention_scale or config.head_dim**-0.5
+        windows = family.windows or (None,) * config.layers
+        self._attention = [Attention(config.heads, scale, window, family.attention_softcap) for window in windows]
+        self._tables = _tables(source, family, max_context, device)
+        buffer = operations.buffer
+        self.hidden, self._normed = buffer(config.hidden_size), buffer(config.hidden_size)
+        self._qkv = buffer((config.heads + 2 * config.kv_heads) * config.head_dim)
+        self._attended = buffer(config.heads * config.head_dim)
+        self._gate_up, self._gated = buffer(2 * config.intermediate_size), buffer(config.intermediate_size)
+        self._cache: KVCache | None = None
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that any layer looks back on, the current one included; None where some layer sees everything."""
+        windows = [how.window for how in self._attention]
+        known = [window for window in windows if window is not None]
+        return max(known) if len(known) == len(windows) else None
+
+    def attach(self, cache: KVCache) -> None:
+        """The pool that every later step reads and writes."""
+        self._cache = cache
+
+    def step(self, ids: torch.Tensor, layout: StepLayout, sampling_rows: torch.Tensor) -> torch.Tensor:
+        """Computes `ids` [T] (host) at `layout`; float32 logits [len(sampling_rows), vocab] of those rows."""
+        rows = self._embedding.rows(ids)
+        if self._family.embedding_scale is not None:
+            rows = rows * torch.tensor(self._family.embedding_scale, dtype=rows.dtype)
+        self.hidden[: len(ids)] = rows.to(self._device, self.hidden.dtype)
+        self._operations.run(self._forward, layout)
+        return self.logits(sampling_rows)
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """float32 [len(rows), vocab] for rows of the step that `step` computed last."""
+        if not len(rows):
+            return torch.empty(0, self.config.vocab_size)
+        chosen = self.hidden[rows.to(self._device)]
+        logits = self._operations.logits(chosen, self.norm, self.config.rms_norm_eps, self.head)
+        if (cap := self._family.logit_softcap) is not None:
+            return cap * torch.tanh(logits / cap)
+        return logits
+
+    def _forward(self) -> None:
+        assert self._cache is not None, "attach() comes first"
+        for layer, caches in zip(self.layers, self._cache.layers, strict=True):
+            self._attend(layer, caches)
+            self._feed_forward(layer)
+
+    def _attend(self, layer: Layer, caches: tuple[torch.Tensor, torch.Tensor]) -> None:
+        ops, eps = self._operations, self.config.rms_norm_eps
+        how = self._attention[layer.number]
+        ops.rms_norm(self.hidden, layer.attention_norm, eps, self._normed)
+        self._linear(self._normed, layer.qkv, self._qkv)
+        if layer.head_norms is not None:
+            ops.head_norm(self._qkv, layer.head_norms, eps)
+        ops.rotary_write(self._qkv, self._tables[how.window is not None], caches, how.heads)
+        ops.attention(self._qkv, caches, how, self._attended)
+        self._add_to_residual(self._attended, layer.o, layer.attention_out_norm)
+
+    def _feed_forward(self, layer: Layer) -> None:
+        ops = self._operations
+        ops.rms_norm(self.hidden, layer.mlp_norm, self.config.rms_norm_eps, self._normed)
+        if isinstance(layer.mlp, Experts):
+            ops.mixture(self._normed, layer.mlp, self.hidden)
+            return
+        gate_up, down = layer.mlp
+        self._linear(self._normed, gate_up, self._gate_up)
+        activate = ops.gelu_mul if self._family.gelu else ops.silu_mul
+        activate(self._gate_up, self._gated)
+        self._add_to_residual(self._gated, down, layer.mlp_out_norm)
+
+    def _add_to_residual(self, x: torch.Tensor, linear: Linear, norm: torch.Tensor | None) -> None:
+        if norm is None:
+            self._linear(x, linear, self.hidden, add=True)
+            return
+        self._linear(x, linear, self._normed)
+        self._operations.rms_norm(self._normed, norm, self.config.rms_norm_eps, self.hidden, add=True)
+
+    def _linear(self, x: torch.Tensor, linear: Linear, out: torch.Tensor, add: bool = False) -> None:
+        self._operations.linear(x, linear.weight, out, add)
+        if linear.bias is not None:
+            self._operations.add_bias(out, linear.bias)
+
+
+def _tables(source: WeightSource, family: Family, max_context: int, device: torch.device) -> tuple[Tables, Tables]:
+    """cos and sin of layers that see everything, and of layers with a window."""
+    config, factors = source.config, source.rotary_factors()
+
+    def of(scaling: dict[str, object]) -> Tables:
+        try:
+            turn = rotation(config.head_dim, scaling, trained=config.max_position_embeddings, positions=max_context)
+        except ValueError as error:
+            raise ModelError(f"{error} is not supported (there are: {', '.join(KINDS)})") from error
+        except KeyError as error:
+            raise ModelError(f"rope_scaling lacks {error}: download config.json again") from error
+        if factors is not None:
+            turn = type(turn)(turn.frequencies / factors, turn.magnitude)
+        cos, sin = rotary_tables(turn, max_context)
+        return cos.to(device), sin.to(device)
+
+    everywhere = of(dict(config.rope))
+    return everywhere, everywhere if family.local_rope is None else of(family.local_rope)
