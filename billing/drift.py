@@ -9,13 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Row, Select, case, delete, func, select, text, update
+from sqlalchemy import Row, Select, case, delete, func, or_, select, text, union_all, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import tables
 from billing.books import EMPTY_PINS
+from billing.coarse import COARSE, Coarse
+from billing.coarse_tables import CURRENCIES
 from billing.errors import NotFound
-from billing.ledger import add_to_rollups
+from billing.folding import folded_until, refold, take_mark
+from billing.ledger import add_quarters
 from billing.money import Money
 from billing.rated import Rated, RatedLine
 from billing.reads import parse_ids
@@ -56,15 +59,20 @@ async def find_drift(connection: AsyncConnection, start_us: int, end_us: int) ->
         start_us = max(start_us, time_us_of(oldest))
     for bucket_us in await _buckets(connection, quarter_of(start_us), end_us):
         found += await _bucket_drift(connection, bucket_us)
+    for coarse in COARSE:
+        for at in range(len(coarse.spans)):
+            found += await _coarse_drift(connection, coarse, at, start_us, end_us)
     return found + await _balance_drift(connection)
 
 
 async def repair_rollups(connection: AsyncConnection, bucket_us: int) -> None:
-    """Makes one quarter-hour of both rollups again out of its rows. The caller's transaction must be a writing one.
+    """Makes one quarter-hour of both rollups again out of its rows, and the spans over it. The caller's transaction must be a
+    writing one.
 
     Raises `NotFound` where no row is left to make them from. On PostgreSQL both tables are locked first: a recorder that has
     not added its rows yet waits, and adds them afterwards.
     """
+    await take_mark(connection)
     if connection.dialect.name == "postgresql":
         await connection.execute(text("LOCK TABLE rollup_money, rollup_traffic IN SHARE ROW EXCLUSIVE MODE"))
     for table in (_TRAFFIC, _MONEY):
@@ -80,13 +88,13 @@ async def repair_rollups(connection: AsyncConnection, bucket_us: int) -> None:
                     f"no rows stand at {format_time(bucket_us)}; where retention deleted them, the rollups are all there is",
                     field="bucket",
                 )
-            return
+            return await refold(connection, bucket_us)
         after = rows[-1].id
         between = select(_LINES).where(_LINES.c.usage_id >= rows[0].id, _LINES.c.usage_id <= after)
         lines: dict[Any, list[RatedLine]] = {}
         for line in await connection.execute(between):
             lines.setdefault(line.usage_id, []).append(_line(line))
-        await add_to_rollups(connection, [_record(row, tuple(lines.get(row.id, ()))) for row in rows])
+        await add_quarters(connection, [_record(row, tuple(lines.get(row.id, ()))) for row in rows])
 
 
 async def repair_balance(connection: AsyncConnection, team_id: str, currency: str) -> None:
@@ -192,6 +200,35 @@ async def _debit_drift(connection: AsyncConnection, bucket_us: int, within: tupl
         2,
     )
     return _differences("wallet_entries", bucket_us, {key: rows[key] for key in rows if key in entries}, entries)
+
+
+async def _coarse_drift(
+    connection: AsyncConnection, coarse: Coarse, at: int, start_us: int, end_us: int
+) -> list[Drift]:
+    """One span of a coarse rollup against the next shorter one, or the quarter-hours: what is folded of [start, end)."""
+    table, span_us = coarse.table, coarse.spans[at]
+    source = _TRAFFIC if at == 0 else table
+    low = start_us - start_us % span_us
+    high = min(end_us, await folded_until(connection)) // span_us * span_us
+    names = (*coarse.names, *CURRENCIES)
+    begins = (source.c.bucket_us - source.c.bucket_us % span_us).label("begins_us")
+    parts = [begins, *(source.c[name] for name in names), *(source.c[name] for name in tables.TRAFFIC_SUMS)]
+    shorter = select(*parts).where(source.c.bucket_us >= low, source.c.bucket_us < high)
+    if at > 0:
+        shorter = shorter.where(source.c.span_us == coarse.spans[at - 1])
+    cells = (table.c.bucket_us, *(table.c[name] for name in names), *(-table.c[name] for name in tables.TRAFFIC_SUMS))
+    own = select(*cells).where(table.c.span_us == span_us, table.c.bucket_us >= low, table.c.bucket_us < high)
+    both = union_all(shorter, own).subquery()
+    key = [both.c.begins_us, *(both.c[name] for name in names)]
+    sums = [func.sum(both.c[name]) for name in tables.TRAFFIC_SUMS]
+    query = select(*key, *sums).group_by(*key).having(or_(*(each != 0 for each in sums))).order_by(*key)
+    found = []
+    for row in await connection.execute(query):
+        missing = {name: int(value) for name, value in zip(tables.TRAFFIC_SUMS, row[len(key) :], strict=True) if value}
+        where = " ".join((f"{span_us // QUARTER_US} quarter-hours", *filter(None, row[1 : len(key)])))
+        more = ", ".join(f"{value:+d} {name}" for name, value in missing.items())
+        found.append(Drift(table.name, row.begins_us, where, more, "nothing of it"))
+    return found
 
 
 async def _balance_drift(connection: AsyncConnection) -> list[Drift]:

@@ -18,13 +18,15 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import tables
+from billing.coarse import COARSE
 from billing.columns import Flag, RequestIdType
 from billing.database import is_overflow
 from billing.errors import AmountOverflow
+from billing.folding import hold_mark
 from billing.reads import list_usage, usage_row
 from billing.records import AttemptRecord, RecordResult, UsageRecord, UsageView
 from billing.reports import usage_buckets
-from billing.rollups import Rows, ids_text, money_rows, traffic_rows
+from billing.rollups import Rows, ids_text, late_rows, money_rows, traffic_rows
 from billing.spending import spent
 from billing.times import now_us
 from billing.wallet_usage import debit
@@ -61,11 +63,10 @@ async def record(connection: AsyncConnection, records: Sequence[UsageRecord]) ->
     if not ordered:
         return RecordResult(0, 0)
     events: tuple[WalletEvent, ...] = ()
-    writer = _sqlite_writer() if connection.dialect.name == "sqlite" else _postgresql_writer()
     try:
-        new = await writer.insert_new(connection, ordered)
+        new = await _writer(connection).insert_new(connection, ordered)
         if new:
-            await add_to_rollups(connection, new)
+            await _add_to_rollups(connection, new)
             events = await debit(connection, new)
     except DBAPIError as error:
         if is_overflow(error):
@@ -78,11 +79,20 @@ async def record(connection: AsyncConnection, records: Sequence[UsageRecord]) ->
     return RecordResult(len(new), len(records) - len(new), frozenset(each.id for each in new), events)
 
 
-async def add_to_rollups(connection: AsyncConnection, records: Sequence[UsageRecord]) -> None:
-    """Adds rows to both rollups, each of them once; for rows that were just inserted, and for a repair."""
-    writer = _sqlite_writer() if connection.dialect.name == "sqlite" else _postgresql_writer()
+async def _add_to_rollups(connection: AsyncConnection, records: Sequence[UsageRecord]) -> None:
+    mark_us = await hold_mark(connection)
+    traffic = await add_quarters(connection, records)
+    writer = _writer(connection)
+    for coarse in COARSE:
+        await writer.insert(connection, coarse.table.name, late_rows(traffic, coarse, mark_us))
+
+
+async def add_quarters(connection: AsyncConnection, records: Sequence[UsageRecord]) -> Rows:
+    """Adds rows to the quarter-hours of both rollups, each of them once; what was added to `rollup_traffic`."""
+    writer, traffic = _writer(connection), traffic_rows(records)
     await writer.insert(connection, "rollup_money", money_rows(records))
-    await writer.insert(connection, "rollup_traffic", traffic_rows(records))
+    await writer.insert(connection, "rollup_traffic", traffic)
+    return traffic
 
 
 def _as_bytes(request_id: UUID | None) -> bytes | None:
@@ -215,6 +225,7 @@ class _Upsert:
 _ROLLUPS: Final = {
     "rollup_money": _Upsert(tables.MONEY_KEY, tables.MONEY_SUMS),
     "rollup_traffic": _Upsert(tables.TRAFFIC_KEY, tables.TRAFFIC_SUMS),
+    **{coarse.table.name: _Upsert(coarse.key, tables.TRAFFIC_SUMS) for coarse in COARSE},
 }
 _WRITTEN: Final[tuple[Table, ...]] = (
     tables.usage,
@@ -222,6 +233,7 @@ _WRITTEN: Final[tuple[Table, ...]] = (
     tables.attempts,
     tables.rollup_money,
     tables.rollup_traffic,
+    *(coarse.table for coarse in COARSE),
 )
 
 
@@ -250,7 +262,7 @@ class _SqliteWriter:
             await self.insert(connection, table, rows_of(new, _as_bytes))
         return new
 
-    async def insert(self, connection: AsyncConnection, table: str, rows: Rows | list[tuple[Any, ...]]) -> None:
+    async def insert(self, connection: AsyncConnection, table: str, rows: Rows) -> None:
         if rows:
             await connection.exec_driver_sql(self._insert[table], rows)
 
@@ -305,7 +317,7 @@ class _PostgresqlWriter:
         new = {row[0].int for row in await connection.exec_driver_sql(statement, arrays)}
         return [each for each in records if each.id.int in new]
 
-    async def insert(self, connection: AsyncConnection, table: str, rows: Rows | list[tuple[Any, ...]]) -> None:
+    async def insert(self, connection: AsyncConnection, table: str, rows: Rows) -> None:
         if rows:
             await connection.exec_driver_sql(self._insert[table], tuple(map(list, zip(*rows, strict=True))))
 
@@ -316,6 +328,10 @@ def _pg_type(kind: Any) -> str:
     if isinstance(kind, Flag):
         return "boolean"
     return "bigint" if kind.python_type is int else "text"
+
+
+def _writer(connection: AsyncConnection) -> _SqliteWriter | _PostgresqlWriter:
+    return _sqlite_writer() if connection.dialect.name == "sqlite" else _postgresql_writer()
 
 
 @cache

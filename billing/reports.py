@@ -1,4 +1,4 @@
-"""`GET /admin/v1/usage`: sums per hour, day or month of a named time zone, grouped, out of `rollup_traffic` alone."""
+"""`GET /admin/v1/usage`: sums per hour, day or month of a named time zone, grouped, out of the rollups alone."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from sqlalchemy import Row, bindparam, text
+from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.columns import Int64
 from billing.errors import InvalidQuery
 from billing.periods import INTERVALS, intervals
 from billing.reads import UsageFilters
 from billing.records import MoneyView
+from billing.rollup_reads import rollup_sums
 from billing.tables import MONEY_COLUMNS, TOKEN_COLUMNS
 from billing.times import DAY_US, QUARTER_US, format_time, now_us
 
@@ -29,7 +29,11 @@ GROUPS: Final = {
 }
 MAX_BUCKETS: Final = 1000
 MAX_RANGE_US: Final = 400 * DAY_US
+FILTERS: Final = ("team_id", "key_id", "model", "provider")
 _ROWS_PER_GROUP: Final = 16
+_FIRST_SPANS: Final = 8
+"""Intervals asked for at first where each may have many groups: they can fill a page."""
+_MOST_SPANS: Final = 256
 _COUNTS: Final = (
     "requests",
     "errors",
@@ -48,7 +52,6 @@ _MONEY: Final = (
     ("cost", "cost_currency", "cost_nano"),
     ("margin", "settlement_currency", "margin_nano"),
 )
-_CURRENCIES: Final = ("list_currency", "settlement_currency", "cost_currency")
 
 
 _Moneys: TypeAlias = list[MoneyView]
@@ -113,10 +116,15 @@ async def usage_buckets(
     after = _decode_cursor(cursor, len(window.columns))
     spans = [span for span in intervals(interval, timezone, start_us, end_us) if after is None or span[0] >= after[0]]
     merged: dict[tuple[Any, ...], list[Row[Any]]] = {}
-    for at in range(0, len(spans), 256):
-        chunk = spans[at : at + 256]
+    where = {name: value for name in FILTERS if (value := getattr(filters, name)) is not None}
+    at, size = 0, _FIRST_SPANS if window.columns else _MOST_SPANS
+    while at < len(spans):
+        chunk = spans[at : at + size]
+        at, size = at + size, min(4 * size, _MOST_SPANS)
         wanted = (limit + 1 - len(merged)) * _ROWS_PER_GROUP
-        rows = await _fetch(connection, window, chunk, filters, after, wanted)
+        rows = await rollup_sums(
+            connection, chunk, _COUNTS, groups=window.columns, where=where, after=after, limit=wanted
+        )
         for row in rows:
             merged.setdefault((row.span_start, *(getattr(row, name) for name in window.columns)), []).append(row)
         if len(rows) == wanted:
@@ -147,56 +155,6 @@ def _check(start_us: int, end_us: int, interval: str, timezone: str, group_by: S
     if end_us - start_us > MAX_RANGE_US:
         raise InvalidQuery(f"end: the range is longer than {MAX_RANGE_US // DAY_US} days", field="end")
     return _Window(interval, timezone, start_us, end_us, tuple(GROUPS[name] for name in group_by))
-
-
-async def _fetch(
-    connection: AsyncConnection,
-    window: _Window,
-    spans: list[tuple[int, int]],
-    filters: UsageFilters,
-    after: tuple[Any, ...] | None,
-    limit: int,
-) -> Sequence[Row[Any]]:
-    """Rows per (span, group, currencies) in order."""
-    parameters: dict[str, Any] = {"row_limit": limit}
-    source = _source(spans, parameters)
-    groups = ", ".join(("span_start", *(f"r.{name}" for name in window.columns)))
-    where = []
-    for name in ("team_id", "key_id", "model", "provider"):
-        value = getattr(filters, name)
-        if value is not None:
-            where.append(f"r.{name} = :{name}")
-            parameters[name] = value
-    if after is not None:
-        where.append(f"({groups}) > ({', '.join(f':a{at}' for at in range(len(after)))})")
-        parameters |= {f"a{at}": value for at, value in enumerate(after)}
-    currencies = ", ".join(f"r.{name}" for name in _CURRENCIES)
-    sums = ", ".join(f"SUM(r.{name}) AS {name}" for name in _COUNTS)
-    statement = f"""
-        SELECT {groups}, {currencies}, {sums}
-        FROM {source}
-        {"WHERE " + " AND ".join(where) if where else ""}
-        GROUP BY {groups}, {currencies} ORDER BY {groups}, {currencies} LIMIT :row_limit
-    """
-    query = text(statement).bindparams(
-        *(bindparam(name, type_=Int64) for name, value in parameters.items() if isinstance(value, int))
-    )
-    return (await connection.execute(query, parameters)).all()
-
-
-def _source(spans: list[tuple[int, int]], parameters: dict[str, Any]) -> str:
-    """`rollup_traffic AS r` over these spans, which follow each other without a gap, with each row's `span_start`.
-
-    The bounds of the whole are said once more beside the join: PostgreSQL would else read the table once per span.
-    """
-    values = []
-    for at, (start, end) in enumerate(spans):
-        values.append(f"(CAST(:s{at} AS BIGINT), CAST(:e{at} AS BIGINT))")
-        parameters[f"s{at}"], parameters[f"e{at}"] = start, end
-    parameters |= {"first": spans[0][0], "last": spans[-1][1]}
-    return f"""(SELECT column1 AS span_start, column2 AS span_end FROM (VALUES {", ".join(values)}) AS spans) AS spans
-        JOIN rollup_traffic AS r ON r.bucket_us >= span_start AND r.bucket_us < span_end
-            AND r.bucket_us >= :first AND r.bucket_us < :last"""
 
 
 def _buckets(

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from operator import add
 from typing import Any, Final
 
+from billing.coarse import Coarse
 from billing.records import UsageRecord
-from billing.tables import LATENCY_BOUNDS_MS, LATENCY_COLUMNS, MONEY_COLUMNS, TOKEN_COLUMNS, TRAFFIC_SUMS
+from billing.tables import LATENCY_BOUNDS_MS, LATENCY_COLUMNS, MONEY_COLUMNS, TOKEN_COLUMNS, TRAFFIC_KEY, TRAFFIC_SUMS
 from billing.times import quarter_of, time_us_of
 
 ERROR_STATUSES: Final = frozenset({"failed", "incomplete", "lost"})
@@ -21,7 +22,7 @@ _HISTOGRAM_AT: Final = TRAFFIC_SUMS.index(LATENCY_COLUMNS[0])
 _LATENCY_BOUNDS_US: Final = [bound * 1000 for bound in LATENCY_BOUNDS_MS]
 _NO_SUMS: Final = [0] * len(TRAFFIC_SUMS)
 
-Rows = list[tuple[str | int | None, ...]]
+Rows = list[tuple[Any, ...]]
 
 
 def ids_text(ids: tuple[int, ...]) -> str:
@@ -68,6 +69,25 @@ def traffic_rows(records: Iterable[UsageRecord]) -> Rows:
             sums[_NEGATIVE_AT] += sign
         sums[_LATENCY_AT] += sign * record.latency_us
         sums[_HISTOGRAM_AT + bisect_left(_LATENCY_BOUNDS_US, record.latency_us)] += sign
+    return [(*key, *cells[key]) for key in sorted(cells)]
+
+
+def late_rows(traffic: Rows, coarse: Coarse, mark_us: int) -> Rows:
+    """What these cells of `rollup_traffic` add to the spans over them that are folded already, sorted by their key."""
+    cells: dict[tuple[str | int, ...], list[int]] = {}
+    for row in traffic:
+        bucket_us: int = row[0]
+        if bucket_us >= mark_us:
+            continue
+        names = tuple([row[at] for at in coarse.key_at])
+        sums = row[len(TRAFFIC_KEY) :]
+        for span_us in coarse.spans:
+            start_us = bucket_us - bucket_us % span_us
+            if start_us + span_us > mark_us:
+                break  # and so do the longer ones
+            key = (span_us, start_us, *names)
+            there = cells.get(key)
+            cells[key] = list(sums) if there is None else list(map(add, there, sums))
     return [(*key, *cells[key]) for key in sorted(cells)]
 
 

@@ -12,10 +12,12 @@ from billing.database import is_overflow
 from billing.errors import NoRate
 from billing.exchange import RateBook, RateKind
 from billing.money import INT64_MAX, Money, divide_half_even
+from billing.rollup_reads import rollup_sums
 from billing.tables import OVERFLOWED, corrections, rollup_traffic, usage
 from billing.times import QUARTER_US, first_id_at
 
 MOST: Final = INT64_MAX
+_FOR_EVER: Final = 1 << 62
 
 
 async def spent(
@@ -37,21 +39,17 @@ async def spent(
     assert start_us % QUARTER_US == 0 and (end_us is None or end_us % QUARTER_US == 0)
     if await overflowed(connection, scope, scope_id, start_us, end_us):
         return Money(currency, MOST)
-    columns = rollup_traffic.c
-    where: list[ColumnElement[bool]] = [columns.bucket_us >= start_us]
-    if end_us is not None:
-        where.append(columns.bucket_us < end_us)
+    span = (start_us, _FOR_EVER if end_us is None else end_us)
     try:
         if scope == "all":
-            return await _spent_by_all(connection, currency, where, rates)
-        where.append((columns.team_id if scope == "team" else columns.key_id) == scope_id)
-        where.append(columns.settlement_currency == currency)
-        total = await connection.scalar(select(func.sum(columns.settled_nano)).where(*where))
+            return await _spent_by_all(connection, currency, span, rates)
+        where = {"team_id" if scope == "team" else "key_id": str(scope_id)}
+        rows = await rollup_sums(connection, [span], ["settled_nano"], where=where)
     except DBAPIError as error:
         if is_overflow(error):
             return Money(currency, MOST)
         raise
-    return Money(currency, int(total or 0))
+    return Money(currency, sum(int(row.settled_nano) for row in rows if row.settlement_currency == currency))
 
 
 async def overflowed(
@@ -70,20 +68,25 @@ async def overflowed(
 
 
 async def _spent_by_all(
-    connection: AsyncConnection, currency: str, where: list[ColumnElement[bool]], rates: RateBook | None
+    connection: AsyncConnection, currency: str, span: tuple[int, int], rates: RateBook | None
 ) -> Money:
+    total, foreign = 0, False
+    for row in await rollup_sums(connection, [span], ["list_nano", "reference_nano"]):
+        if row.list_currency == currency:
+            total += int(row.list_nano)
+            continue
+        foreign = foreign or row.list_currency != ""
+        if row.settlement_currency == currency:
+            total += int(row.reference_nano)
     columns = rollup_traffic.c
     listed, settled_in = columns.list_currency, columns.settlement_currency
-    same = select(func.sum(columns.list_nano)).where(*where, listed == currency)
-    foreign = (*where, listed != currency)
-    at_own_rate = select(func.sum(columns.reference_nano)).where(*foreign, settled_in == currency)
-    total = int(await connection.scalar(same) or 0) + int(await connection.scalar(at_own_rate) or 0)
     others = (
         select(columns.bucket_us, listed, func.sum(columns.list_nano))
-        .where(*foreign, columns.list_nano != 0, or_(settled_in != currency, columns.reference_nano == 0))
+        .where(columns.bucket_us >= span[0], columns.bucket_us < span[1], listed != currency, columns.list_nano != 0)
+        .where(or_(settled_in != currency, columns.reference_nano == 0))
         .group_by(columns.bucket_us, listed)
     )
-    for bucket_us, base, nano in await connection.execute(others):
+    for bucket_us, base, nano in await connection.execute(others) if foreign else ():
         quote = None
         if rates is not None:
             quote = rates.find(RateKind.REFERENCE, base, currency, bucket_us, rates.version)

@@ -15,9 +15,11 @@ from typing import Final
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing.coarse import COARSE
 from billing.database import reading
 from billing.drift import Drift, find_drift, repair_balance, repair_rollups
 from billing.errors import NotFound
+from billing.folding import refold
 from gateway.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -26,7 +28,9 @@ EVERY_S: Final = 3600.0
 LOOK_BACK_HOURS: Final = 48
 """As far as journals are kept by default: nothing older is written to any more."""
 HOUR_US: Final = 3_600_000_000
-TABLES: Final = ("rollup_traffic", "rollup_money", "wallet_entries", "wallets")
+ROLLUPS: Final = ("rollup_traffic", "rollup_money")
+COARSE_ROLLUPS: Final = tuple(coarse.table.name for coarse in COARSE)
+TABLES: Final = (*ROLLUPS, *COARSE_ROLLUPS, "wallet_entries", "wallets")
 LOGGED: Final = 20
 
 
@@ -42,7 +46,7 @@ async def look(database: AsyncEngine, hours: int = LOOK_BACK_HOURS) -> list[Drif
 async def repair(database: AsyncEngine, drifts: list[Drift]) -> int:
     """Makes again what is derived, each quarter-hour and each balance in a transaction of its own; how many there were."""
     done = 0
-    for bucket_us in sorted({each.bucket_us for each in drifts if each.what.startswith("rollup") and each.bucket_us}):
+    for bucket_us in _buckets(drifts, ROLLUPS):
         try:
             async with database.begin() as connection:
                 await repair_rollups(connection, bucket_us)
@@ -50,6 +54,10 @@ async def repair(database: AsyncEngine, drifts: list[Drift]) -> int:
             log.error("not repaired: %s", error)
         else:
             done += 1
+    for bucket_us in _buckets(drifts, COARSE_ROLLUPS):
+        async with database.begin() as connection:
+            await refold(connection, bucket_us)
+        done += 1
     for each in drifts:
         if each.what == "wallets":
             team_id, currency = each.where.split()
@@ -57,6 +65,10 @@ async def repair(database: AsyncEngine, drifts: list[Drift]) -> int:
                 await repair_balance(connection, team_id, currency)
             done += 1
     return done
+
+
+def _buckets(drifts: list[Drift], tables: tuple[str, ...]) -> list[int]:
+    return sorted({each.bucket_us for each in drifts if each.what in tables and each.bucket_us is not None})
 
 
 class Reconciliation:

@@ -24,6 +24,7 @@ from billing.tables import PARTITIONED, metadata
 from billing.times import DAY_US, first_id_at, now_us
 from gateway.database import check, upgrade, wanted_revision
 
+import_module("billing.coarse_tables")
 import_module("billing.statement_tables")
 import_module("billing.wallet_tables")
 for module in Path(gateway.__path__[0]).glob("*/tables.py"):  # the gateway's rooms add theirs to the one metadata

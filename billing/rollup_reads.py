@@ -1,0 +1,92 @@
+"""Sums out of the rollups over stretches of time, each read in the coarsest cells that have it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Row, bindparam, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.coarse import FINE, coarse_for, cover
+from billing.coarse_tables import CURRENCIES
+from billing.columns import Int64
+from billing.folding import folded_until
+
+
+async def rollup_sums(
+    connection: AsyncConnection,
+    spans: Sequence[tuple[int, int]],
+    columns: Sequence[str],
+    *,
+    groups: Sequence[str] = (),
+    where: Mapping[str, str] | None = None,
+    after: tuple[int | str, ...] | None = None,
+    limit: int | None = None,
+) -> Sequence[Row[Any]]:
+    """Rows of `span_start`, the groups, the three currencies and the sums of `columns`, in the order of the former.
+
+    `where` names a value for each column that must have one; `after` (a span's start and a value per group) leaves out what
+    comes before and at it. Only groups that have cells are there. Names of columns must not come from a caller.
+    """
+    where = where or {}
+    coarse = coarse_for((*groups, *where))
+    mark_us = 0 if coarse is None else await folded_until(connection)
+    pieces: dict[int, list[tuple[int, int, int]]] = {}
+    for start, end in spans:
+        for piece in cover(() if coarse is None else coarse.spans, mark_us, start, end):
+            pieces.setdefault(piece.span_us, []).append((start, piece.start_us, piece.end_us))
+    parameters: dict[str, Any] = dict(where)
+    names = ", ".join(("span_start", *groups, *CURRENCIES))
+    branches = []
+    for span_us, part in pieces.items():
+        table = "rollup_traffic" if coarse is None or span_us == FINE else coarse.table.name
+        conditions = [f"r.{name} = :{name}" for name in where]
+        if span_us != FINE:
+            conditions.append(f"r.span_us = {span_us}")
+        branches.append(
+            _branch(
+                connection.dialect.name, table, _values(part, parameters), conditions, (*groups, *CURRENCIES), columns
+            )
+        )
+    later = ""
+    if after is not None:
+        later = f"WHERE ({', '.join(('span_start', *groups))}) > ({', '.join(f':a{at}' for at in range(len(after)))})"
+        parameters |= {f"a{at}": value for at, value in enumerate(after)}
+    statement = f"""
+        SELECT {names}, {", ".join(f"SUM({name}) AS {name}" for name in columns)}
+        FROM ({" UNION ALL ".join(branches)}) AS parts {later}
+        GROUP BY {names} ORDER BY {names} {"" if limit is None else f"LIMIT {limit:d}"}
+    """
+    numbers = (bindparam(name, type_=Int64) for name, value in parameters.items() if isinstance(value, int))
+    return (await connection.execute(text(statement).bindparams(*numbers), parameters)).all()
+
+
+def _values(part: Sequence[tuple[int, int, int]], parameters: dict[str, Any]) -> str:
+    """A table of span, first and last moment of each piece; its values go to `parameters`."""
+    rows = []
+    for piece in part:
+        names = [f"p{len(parameters) + at}" for at in range(3)]
+        parameters |= dict(zip(names, piece, strict=True))
+        rows.append(f"({', '.join(f'CAST(:{name} AS BIGINT)' for name in names)})")
+    return (
+        "(SELECT column1 AS span_start, column2 AS first_us, column3 AS end_us "
+        f"FROM (VALUES {', '.join(rows)}) AS listed) AS pieces"
+    )
+
+
+def _branch(
+    dialect: str, table: str, values: str, conditions: list[str], groups: Sequence[str], columns: Sequence[str]
+) -> str:
+    """The sums of one table over its pieces. Both databases are told to look up one piece after the other: left alone, they
+    compare every cell with every piece."""
+    named = ", ".join(f"r.{name}" for name in groups)
+    sums = ", ".join(f"SUM(r.{name}) AS {name}" for name in columns)
+    matching = " AND ".join((*conditions, "r.bucket_us >= pieces.first_us AND r.bucket_us < pieces.end_us"))
+    if dialect == "sqlite":
+        source = f"{values} CROSS JOIN {table} AS r WHERE {matching}"
+        return f"SELECT span_start, {named}, {sums} FROM {source} GROUP BY span_start, {named}"
+    return (
+        f"SELECT span_start, {', '.join((*groups, *columns))} FROM {values} CROSS JOIN LATERAL "
+        f"(SELECT {named}, {sums} FROM {table} AS r WHERE {matching} GROUP BY {named}) AS found"
+    )
