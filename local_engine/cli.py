@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(argv: Sequence[str]) -> int:
     """Serves until stopped; returns the exit status. A wrong flag, model or address is one line on stderr and status 1."""
-    given = _parser().parse_args(argv)
+    given = make_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="local_engine: %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
@@ -62,7 +62,7 @@ _SERVER_FLAGS = tuple(
 )
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     engine = {name: field.default for name, field in EngineConfig.__dataclass_fields__.items()}
     server = {name: field.default for name, field in ServerConfig.__dataclass_fields__.items()}
     parser = argparse.ArgumentParser(

@@ -7,7 +7,7 @@ from local_engine.config import EngineConfig, ServerConfig
 
 
 def parsed(*argv: str) -> dict[str, object]:
-    return vars(cli._parser().parse_args(["some-model", *argv]))
+    return vars(cli.make_parser().parse_args(["some-model", *argv]))
 
 
 def test_every_setting_has_a_flag_with_its_default() -> None:
