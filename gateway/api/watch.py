@@ -10,6 +10,8 @@ import logging
 from typing import Final, Protocol
 
 TICK_S: Final = 0.1
+MOST_STEP_S: Final = 0.3
+"""A loop that stood still for longer did not hear its providers meanwhile, and holds that time against none of them."""
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +21,7 @@ class Watched(Protocol):
 
 
 class Watch:
-    """`now_s` is the loop's clock as of the last tick: good to `TICK_S`, and free to read."""
+    """`now_s` is the time that this loop has been awake, as of the last tick: good to `TICK_S`, and free to read."""
 
     def __init__(self) -> None:
         self.running: set[Watched] = set()
@@ -38,9 +40,11 @@ class Watch:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
+        last_s = loop.time()
         while True:
             await asyncio.sleep(TICK_S)
-            self.now_s = loop.time()
+            before_s, last_s = last_s, loop.time()
+            self.now_s += min(last_s - before_s, MOST_STEP_S)
             for each in tuple(self.running):
                 try:
                     each.tick(self.now_s)
