@@ -26,7 +26,7 @@ from billing.prices import UNIT_SIZE, PriceRow
 from billing.reads import parse_ids
 from billing.selling import SellRow
 from billing.statement_cells import Cell
-from billing.statement_documents import StatementDocument
+from billing.statement_documents import StatementDocument, StatementLine, nano_of
 from billing.terms import TermsRow
 from billing.times import DAY_US
 
@@ -119,7 +119,9 @@ class FocusSource:
 def focus_rows(source: FocusSource) -> list[FocusRow]:
     """The rows of a statement; their BilledCost sums to its payable amount exactly."""
     rows = [_usage_row(source, cell) for cell in source.cells]
-    billed = sum(cell.settled_nano or 0 for cell in source.cells)
+    credits = [line for line in source.document.lines if line.kind == "credit"]
+    rows += [_credit_row(source.document, line) for line in credits]
+    billed = sum(cell.settled_nano or 0 for cell in source.cells) + sum(nano_of(line.payable) for line in credits)
     payable = source.document.totals.payable
     difference = Money.parse(payable.amount, payable.currency).nano - billed
     if difference:
@@ -135,7 +137,7 @@ def _usage_row(source: FocusSource, cell: Cell) -> FocusRow:
     document, key = source.document, cell.key
     price = source.prices.get(key.price_row_id)
     start, end = source.months[key.source_start_us]
-    late = start != document.start or document.kind == "credit_note"
+    late = start != document.start or document.kind != "statement"
     row = _common(document)
     row |= {
         "ChargeCategory": "Usage",
@@ -213,12 +215,29 @@ def _fraction(quote: Quote) -> Fraction:
     return Fraction(quote.numerator, quote.denominator)
 
 
+def _credit_row(document: StatementDocument, line: StatementLine) -> FocusRow:
+    """Money off a line or the whole of an earlier invoice: no usage, so no SKU and no quantity."""
+    of = "" if line.model is None else f" for {line.model} {line.token_class}"
+    return _without_sku(document, nano_of(line.payable)) | {
+        "ChargeCategory": "Credit",
+        "ChargeDescription": f"Credit on {document.corrects}{of}: {document.reason}",
+        "ServiceName": line.model or "Credit",
+        "x_TokenClass": line.token_class,
+    }
+
+
 def _rounding_row(document: StatementDocument, nano: int) -> FocusRow:
+    return _without_sku(document, nano) | {
+        "ChargeCategory": "Adjustment",
+        "ChargeDescription": f"Rounding of the invoice to the minor unit of {document.currency}",
+        "ServiceName": "Rounding",
+    }
+
+
+def _without_sku(document: StatementDocument, nano: int) -> FocusRow:
     amount = _nano(nano)
     return _common(document) | {
-        "ChargeCategory": "Adjustment",
-        "ChargeClass": "Correction" if document.kind == "credit_note" else None,
-        "ChargeDescription": f"Rounding of the invoice to the minor unit of {document.currency}",
+        "ChargeClass": None if document.kind == "statement" else "Correction",
         "ChargeFrequency": "One-Time",
         "ChargePeriodStart": document.start,
         "ChargePeriodEnd": document.end,
@@ -227,7 +246,6 @@ def _rounding_row(document: StatementDocument, nano: int) -> FocusRow:
         "EffectiveCost": amount,
         "ListCost": amount,
         "PublisherName": ISSUER,
-        "ServiceName": "Rounding",
         "x_Requests": "0",
         "x_Unpriced": "false",
     }

@@ -23,7 +23,8 @@ SCHEMA: Final = "metergate.statement/1"
 
 
 class StatementLine(msgspec.Struct, frozen=True, kw_only=True):
-    """`kind` is usage, prior_period (arrived after its month was issued) or rounding (only `payable`).
+    """`kind` is usage, prior_period (arrived after its month was issued), rounding (only `payable`) or credit (money off the line
+    at position `credits` of the statement that is credited; none: off the whole).
 
     `month` is the month the usage belongs to. `unit_price` is per `unit` in the list currency. Amounts are exact; `payable` is
     `settled` rounded to the minor unit, null where nothing could be settled (`unpriced`).
@@ -47,6 +48,7 @@ class StatementLine(msgspec.Struct, frozen=True, kw_only=True):
     saving_percent: str | None = None
     payable: MoneyView | None = None
     unpriced: bool = False
+    credits: int | None = None
     terms: Ids = []
     rates: Ids = []
 
@@ -195,24 +197,26 @@ def _sum(values: Iterable[int | None]) -> int | None:
     return total
 
 
-def _nano(view: MoneyView | None) -> int:
+def nano_of(view: MoneyView | None) -> int:
+    """Nothing counts nothing."""
     return 0 if view is None else Money.parse(view.amount, view.currency).nano
 
 
 def _rounding(lines: Sequence[StatementLine], currency: str) -> Money:
-    exact = Money(currency, sum(_nano(line.settled) for line in lines))
-    return exact.rounded() - Money(currency, sum(_nano(line.payable) for line in lines))
+    exact = Money(currency, sum(nano_of(line.settled) for line in lines))
+    return exact.rounded() - Money(currency, sum(nano_of(line.payable) for line in lines))
 
 
-def totals_of(lines: Sequence[StatementLine], currency: str) -> Totals:
-    settled = Money(currency, sum(_nano(line.settled) for line in lines))
+def totals_of(lines: Sequence[StatementLine], currency: str, payable: MoneyView | None = None) -> Totals:
+    """`payable` is the sum of what is settled, rounded, unless it is given."""
+    settled = Money(currency, sum(nano_of(line.settled) for line in lines))
     compared = [line for line in lines if line.policy is not None and line.settled is not None]
-    policy = sum(_nano(line.policy) for line in compared)
-    settled_there = sum(_nano(line.settled) for line in compared)
+    policy = sum(nano_of(line.policy) for line in compared)
+    settled_there = sum(nano_of(line.settled) for line in compared)
     listed: dict[str, int] = {}
     for line in lines:
         if line.list is not None:
-            listed[line.list.currency] = listed.get(line.list.currency, 0) + _nano(line.list)
+            listed[line.list.currency] = listed.get(line.list.currency, 0) + nano_of(line.list)
 
     def view(nano: int) -> MoneyView:
         return MoneyView(Money(currency, nano).amount, currency)
@@ -220,12 +224,12 @@ def totals_of(lines: Sequence[StatementLine], currency: str) -> Totals:
     return Totals(
         list=[MoneyView(Money(code, nano).amount, code) for code, nano in sorted(listed.items())],
         policy=view(policy),
-        reference=view(sum(_nano(line.reference) for line in lines)),
+        reference=view(sum(nano_of(line.reference) for line in lines)),
         settled=view(settled.nano),
         saving=view(policy - settled_there),
         saving_percent=saving_percent(settled_there, policy),
-        rounding=view(sum(_nano(line.payable) for line in lines if line.kind == "rounding")),
-        payable=view(settled.rounded().nano),
+        rounding=view(sum(nano_of(line.payable) for line in lines if line.kind == "rounding")),
+        payable=payable or view(settled.rounded().nano),
         unpriced_quantity=sum(line.quantity for line in lines if line.unpriced),
     )
 
@@ -247,6 +251,11 @@ def negated(line: StatementLine) -> StatementLine:
         saving=minus(line.saving),
         payable=minus(line.payable),
     )
+
+
+def placed(line: StatementLine, position: int) -> StatementLine:
+    """The same line at another place of its document."""
+    return msgspec.structs.replace(line, position=position)
 
 
 def replaced(document: StatementDocument, **changes: Any) -> StatementDocument:

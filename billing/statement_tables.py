@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import CheckConstraint, Column, ForeignKey, Identity, Index, Table, Text
+from sqlalchemy import CheckConstraint, Column, ForeignKey, Identity, Index, Table, Text, text
 
 from billing.columns import Int64
 from billing.tables import metadata
@@ -24,19 +24,31 @@ statements = Table(
     Column("start_us", Int64, nullable=False),
     Column("end_us", Int64, nullable=False),
     Column("number", Int64, unique=True),
-    Column("corrects_id", Int64, ForeignKey("statements.id"), unique=True),
+    Column("corrects_id", Int64, ForeignKey("statements.id")),
+    Column("credit_nano", Int64),
     Column("document", Text, nullable=False),
     Column("hash", Text),
     Column("created_at_us", Int64, nullable=False),
     Column("issued_at_us", Int64),
-    CheckConstraint("kind IN ('statement', 'credit_note')", name="kind"),
+    CheckConstraint("kind IN ('statement', 'credit_note', 'partial_credit_note')", name="kind"),
     CheckConstraint("state IN ('draft', 'issued')", name="state"),
     CheckConstraint("(state = 'issued') = (number IS NOT NULL)", name="number"),
-    CheckConstraint("(kind = 'credit_note') = (corrects_id IS NOT NULL)", name="corrects"),
+    CheckConstraint("(kind = 'statement') = (corrects_id IS NULL)", name="corrects"),
+    CheckConstraint("(kind = 'partial_credit_note') = (credit_nano IS NOT NULL)", name="credit"),
+    CheckConstraint("credit_nano > 0", name="credit_above_zero"),
     Index("ix_statements_team", "team_id", "start_us"),
+    Index("ix_statements_corrects", "corrects_id"),
+    Index(
+        "uq_statements_taken_back",
+        "corrects_id",
+        unique=True,
+        sqlite_where=text("kind = 'credit_note'"),
+        postgresql_where=text("kind = 'credit_note'"),
+    ),
     sqlite_strict=True,
 )
-"""One row per draft, issued statement and credit note. `number` counts issued documents of the installation without a gap;
+"""One row per draft, issued statement and credit note. A statement is taken back whole once, and `credit_nano` taken off it by
+each note over a part. `number` counts issued documents of the installation without a gap;
 `hash` is over the previous document's hash and this document."""
 
 CELL_KEY: Final = (

@@ -1,8 +1,9 @@
 """Statements per team and month: draft, issued, credited.
 
 A draft may be made again as often as one likes. An issued statement never changes: it has the next number of the installation,
-and a hash over the document and the hash before it. What is wrong with it is taken back whole by a credit note, after which the
-month may be stated again. What arrives late stands as a prior-period line on the next one (`statement_cells`).
+and a hash over the document and the hash before it. What is wrong with it is put right by a credit note (`credit_notes`); after
+one over the whole, the month may be stated again. What arrives late stands as a prior-period line on the next one
+(`statement_cells`).
 """
 
 from __future__ import annotations
@@ -13,19 +14,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import Row, and_, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Row, and_, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import statement_documents as documents
-from billing.checks import check_text
 from billing.database import bump_catalog_version
 from billing.errors import Conflict, InvalidQuery, NotFound
 from billing.periods import period_bounds, zone_of
 from billing.prices import PriceRow
 from billing.selling import SellRow
 from billing.statement_balances import balances_of
-from billing.statement_cells import Cell, stated_by, store_cells, unstated_cells
-from billing.statement_documents import Balances, StatementDocument, number_text
+from billing.statement_cells import Cell, store_cells, unstated_cells
+from billing.statement_documents import StatementDocument, number_text
 from billing.statement_tables import statements
 from billing.tables import price_rows, rollup_money, sell_rows
 from billing.teams import TeamRow, get_team
@@ -35,13 +35,15 @@ from billing.watermarks import journals_behind
 
 STATEMENT: Final = "statement"
 CREDIT_NOTE: Final = "credit_note"
+PARTIAL_CREDIT: Final = "partial_credit_note"
 GRACE_US: Final = QUARTER_US
 """A month is closed a quarter-hour after its end: a process born within it has entered its journal by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatementRow:
-    """`hash` and `number` are None for a draft. `credited_by`: the id of the credit note that took it back."""
+    """`hash` and `number` are None for a draft. `credited_by`: the id of the credit note that took it back; `credited_nano`: what
+    notes over parts of it took off. `credit_nano`: what this one, a note over a part, takes off."""
 
     id: int
     team_id: str
@@ -52,7 +54,9 @@ class StatementRow:
     end_us: int
     number: int | None
     corrects_id: int | None
+    credit_nano: int | None
     credited_by: int | None
+    credited_nano: int
     document: StatementDocument
     hash: str | None
     created_at_us: int
@@ -104,7 +108,7 @@ async def discard_draft(connection: AsyncConnection, team_id: str, statement_id:
     await bump_catalog_version(connection)
     row = await get_statement(connection, team_id, statement_id)
     if row.state != "draft":
-        raise Conflict(f"id: {_named(row)} is issued and stays; issue a credit note", field="id")
+        raise Conflict(f"id: {named(row)} is issued and stays; issue a credit note", field="id")
     await connection.execute(delete(statements).where(statements.c.id == row.id))
 
 
@@ -120,7 +124,7 @@ async def issue_statement(
     team = await _team(connection, team_id)
     draft = await get_statement(connection, team_id, statement_id)
     if draft.state != "draft":
-        raise Conflict(f"id: {_named(draft)} is issued already", field="id")
+        raise Conflict(f"id: {named(draft)} is issued already", field="id")
     start_us, end_us = month_bounds(draft.month, team.timezone)
     await _refuse_issued(connection, team, draft.month, start_us)
     at_us = now_us()
@@ -134,44 +138,7 @@ async def issue_statement(
     document, cells = await _state(
         connection, team, draft.month, start_us, end_us, without_journals=sorted(set(without_journals))
     )
-    return await _close(connection, document, cells, draft.id, start_us, end_us, at_us)
-
-
-async def credit_statement(
-    connection: AsyncConnection, team_id: str, statement_id: int, *, reason: str
-) -> StatementRow:
-    """Take an issued statement back whole: a credit note with every line negated, numbered and hashed like a statement. The
-    month may then be drafted and issued again. Raises `NotFound`, `Conflict`."""
-    check_text(reason, "reason", InvalidQuery)
-    await bump_catalog_version(connection)
-    row = await get_statement(connection, team_id, statement_id)
-    if row.kind != STATEMENT or row.state != "issued":
-        raise Conflict("id: only an issued statement can be credited", field="id")
-    if row.credited_by is not None:
-        raise Conflict(f"id: {_named(row)} is credited already", field="id")
-    lines = [documents.negated(line) for line in row.document.lines]
-    document = documents.replaced(
-        row.document,
-        kind=CREDIT_NOTE,
-        corrects=row.document.number,
-        reason=reason,
-        lines=lines,
-        totals=documents.totals_of(lines, row.document.currency),
-        balances=Balances(),
-        without_journals=[],
-    )
-    cells = [cell.negated() for cell in await stated_by(connection, row.id)]
-    at_us = now_us()
-    new = {
-        "team_id": team_id,
-        "kind": CREDIT_NOTE,
-        "month": row.month,
-        "start_us": row.start_us,
-        "end_us": row.end_us,
-        "corrects_id": row.id,
-        "created_at_us": at_us,
-    }
-    return await _close(connection, document, cells, new, row.start_us, row.end_us, at_us)
+    return await close_document(connection, document, cells, draft.id, start_us, end_us)
 
 
 async def cells_of_draft(connection: AsyncConnection, row: StatementRow) -> tuple[StatementDocument, list[Cell]]:
@@ -280,16 +247,17 @@ async def sell_rows_of(connection: AsyncConnection, ids: set[int]) -> dict[int, 
     return {row.id: SellRow(**row._mapping) for row in rows}
 
 
-async def _close(
+async def close_document(
     connection: AsyncConnection,
     document: StatementDocument,
     cells: Sequence[Cell],
     draft: int | dict[str, Any],
     start_us: int,
     end_us: int,
-    at_us: int,
 ) -> StatementRow:
-    """Number, hash and store; the catalog's lock, which every writer here holds, makes the numbers gapless."""
+    """Number, hash and store a draft, or a new row of these values; the catalog's lock, which every writer here holds, makes the
+    numbers gapless."""
+    at_us = now_us()
     columns = statements.c
     last = (
         await connection.execute(
@@ -345,7 +313,7 @@ def _standing(team_id: str) -> Any:
     columns, credit = statements.c, statements.alias("credit")
     return (
         select(columns.number)
-        .outerjoin(credit, credit.c.corrects_id == columns.id)
+        .outerjoin(credit, _takes_back(credit))
         .where(columns.team_id == team_id, columns.kind == STATEMENT, columns.state == "issued", credit.c.id.is_(None))
     )
 
@@ -356,7 +324,7 @@ async def _refuse_gap(connection: AsyncConnection, team: TeamRow, start_us: int)
     covered = (
         await connection.execute(
             select(columns.start_us, columns.end_us)
-            .outerjoin(credit, credit.c.corrects_id == columns.id)
+            .outerjoin(credit, _takes_back(credit))
             .where(
                 columns.team_id == team.id,
                 columns.kind == STATEMENT,
@@ -392,17 +360,25 @@ async def _refuse_behind(connection: AsyncConnection, end_us: int, without: Sequ
         )
 
 
-def _named(row: StatementRow) -> str:
+def named(row: StatementRow) -> str:
+    """Its number, as a message names it."""
     return f"draft {row.id}" if row.number is None else number_text(row.number)
 
 
+def _takes_back(credit: Any) -> ColumnElement[bool]:
+    """That the note takes the whole statement back."""
+    return and_(credit.c.corrects_id == statements.c.id, credit.c.kind == CREDIT_NOTE)
+
+
 def _select() -> Any:
-    credit = statements.alias("credit")
-    return select(statements, credit.c.id.label("credited_by")).outerjoin(
-        credit, credit.c.corrects_id == statements.c.id
-    )
+    credit, part = statements.alias("credit"), statements.alias("part")
+    credited = select(func.coalesce(func.sum(part.c.credit_nano), 0)).where(part.c.corrects_id == statements.c.id)
+    return select(
+        statements, credit.c.id.label("credited_by"), credited.scalar_subquery().label("credited_nano")
+    ).outerjoin(credit, _takes_back(credit))
 
 
 def _row(row: Row[Any]) -> StatementRow:
     values = dict(row._mapping)
-    return StatementRow(**{**values, "document": documents.decode(values["document"])})
+    values |= {"document": documents.decode(row.document), "credited_nano": int(row.credited_nano)}
+    return StatementRow(**values)

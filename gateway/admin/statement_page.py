@@ -26,7 +26,7 @@ tr { break-inside: avoid; }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .total { font-weight: 700; }
 .id { font-family: ui-monospace, monospace; color: #666; overflow-wrap: anywhere; }
-.prior_period td, .rounding td { color: #555; }
+.prior_period td, .credit td, .rounding td { color: #555; }
 .balances { width: auto; min-width: 26rem; }
 small, footer { color: #666; }
 """
@@ -35,6 +35,11 @@ HEADERS: Final = {
     "content-security-policy": f"default-src 'none'; style-src 'sha256-{_DIGEST}'; frame-ancestors 'none'; base-uri 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
+}
+_HEADINGS: Final = {
+    "statement": "Statement",
+    "credit_note": "Credit note",
+    "partial_credit_note": "Credit note over a part",
 }
 _UNITS: Final = {
     "mtok": "million",
@@ -48,7 +53,7 @@ _UNITS: Final = {
 def statement_page(row: StatementRow) -> str:
     """The HTML; every value in it is escaped."""
     document = row.document
-    heading = "Credit note" if row.kind == "credit_note" else "Statement"
+    heading = _HEADINGS[row.kind]
     return _template().render(
         title=f"{heading} {document.number or 'draft'} {document.month}",
         heading=heading,

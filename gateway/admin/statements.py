@@ -8,8 +8,9 @@ from litestar import Controller, Response, get, post
 from litestar.params import FromPath, JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
+from billing.credit_notes import credit_part, credit_statement
 from billing.focus import focus_csv
-from billing.money import INT64_MAX
+from billing.money import INT64_MAX, Money
 from billing.records import MoneyView
 from billing.statement_csv import statement_csv
 from billing.statement_documents import StatementDocument, number_text
@@ -17,7 +18,6 @@ from billing.statement_focus import statement_focus
 from billing.statements import (
     StatementRow,
     broken_links,
-    credit_statement,
     discard_draft,
     draft_statement,
     get_statement,
@@ -31,7 +31,8 @@ from gateway.admin.failures import conflict, missing
 from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, after_id, cut
 from gateway.admin.services import Injected
 from gateway.admin.statement_page import HEADERS, statement_page
-from gateway.admin.texts import Note, Text, moment
+from gateway.admin.texts import Decimal, Text, moment
+from gateway.admin.wallets import ADMIN, Actor, Reason
 from gateway.metering.dead_letters import count_unresolved
 
 Month = Annotated[str, Meta(min_length=7, max_length=7, description="Such as 2026-11, in the team's time zone.")]
@@ -54,7 +55,12 @@ class IssueStatement(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CreditNote(Struct, frozen=True, forbid_unknown_fields=True):
-    reason: Annotated[Note, Meta(min_length=1)]
+    """Over the whole statement, unless it names the positions of lines (credited with what is left of them) or an amount."""
+
+    reason: Reason
+    lines: Annotated[list[int], Meta(max_length=1000)] = []
+    amount: Decimal | None = None
+    actor: Actor = ADMIN
 
 
 class NoFields(Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,7 +68,8 @@ class NoFields(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StatementSummary(Struct, frozen=True):
-    """`number` and `hash` are null for a draft; `credited_by` is the id of the credit note that took it back."""
+    """`number` and `hash` are null for a draft; `credited_by` is the id of the credit note that took it back, `credited` what
+    notes over parts of it took off its payable amount."""
 
     id: int
     team_id: str
@@ -72,6 +79,7 @@ class StatementSummary(Struct, frozen=True):
     number: str | None
     corrects_id: int | None
     credited_by: int | None
+    credited: MoneyView
     settled: MoneyView
     payable: MoneyView
     saving: MoneyView
@@ -195,13 +203,20 @@ class StatementsController(Controller):
             )
             return rooms.done(_view(issued))
 
-    @post("/{team_id:str}/{statement_id:int}/credit-note", summary="Take an issued statement back whole")
+    @post(
+        "/{team_id:str}/{statement_id:int}/credit-note",
+        summary="Credit an issued statement: the whole, lines of it, or an amount",
+    )
     async def credit(
         self, team_id: FromPath[str], statement_id: FromPath[int], data: JSONBody[CreditNote], rooms: Injected
     ) -> StatementView:
         async with rooms.write() as write:
             rooms.editing(_summary(await get_statement(write.connection, team_id, _id(statement_id))))
-            note = await credit_statement(write.connection, team_id, _id(statement_id), reason=data.reason)
+            of, said = (write.connection, team_id, _id(statement_id)), rooms.actor(data.actor)
+            if data.lines or data.amount is not None:
+                note = await credit_part(*of, reason=data.reason, actor=said, lines=data.lines, amount=data.amount)
+            else:
+                note = await credit_statement(*of, reason=data.reason, actor=said)
             return rooms.done(_view(note))
 
     @post("/{team_id:str}/{statement_id:int}/discard", summary="Throw a draft away")
@@ -242,6 +257,7 @@ def _fields(row: StatementRow) -> dict[str, Any]:
         "number": None if row.number is None else number_text(row.number),
         "corrects_id": row.corrects_id,
         "credited_by": row.credited_by,
+        "credited": MoneyView.of(Money(row.document.currency, row.credited_nano)),
         "settled": totals.settled,
         "payable": totals.payable,
         "saving": totals.saving,

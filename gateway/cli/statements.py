@@ -9,7 +9,19 @@ import click
 from gateway.cli.admin_client import AdminClient, Json
 from gateway.cli.output import admin_options, print_object, print_rows
 
-COLUMNS = ("id", "kind", "state", "number", "month", "settled", "payable", "saving", "issued_at", "credited_by")
+COLUMNS = (
+    "id",
+    "kind",
+    "state",
+    "number",
+    "month",
+    "settled",
+    "payable",
+    "credited",
+    "saving",
+    "issued_at",
+    "credited_by",
+)
 LINE_COLUMNS = (
     "position",
     "kind",
@@ -95,11 +107,16 @@ def statement_issue(
 @click.argument("team_id")
 @click.argument("statement_id", type=int)
 @click.argument("reason")
+@click.option("--line", "lines", type=int, multiple=True, help="Credit what is left of the line there; again for more.")
+@click.option("--amount", help="Credit this much of it, in its currency.")
 @admin_options
-def statement_credit(team_id: str, statement_id: int, reason: str, url: str, as_json: bool) -> None:
-    """Take an issued statement back whole; its month may then be stated again."""
+def statement_credit(
+    team_id: str, statement_id: int, reason: str, lines: tuple[int, ...], amount: str | None, url: str, as_json: bool
+) -> None:
+    """Credit an issued statement: lines of it, an amount, or the whole, after which its month may be stated again."""
+    body = {"reason": reason, "lines": list(lines), "amount": amount}
     with AdminClient(url) as client:
-        _show(client.post(f"/statements/{team_id}/{statement_id}/credit-note", {"reason": reason}), as_json)
+        _show(client.post(f"/statements/{team_id}/{statement_id}/credit-note", body), as_json)
 
 
 @statement.command("discard")

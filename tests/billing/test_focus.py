@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from billing import ecb
+from billing.credit_notes import credit_statement
 from billing.csv_text import neutral
 from billing.database import open_database
 from billing.focus import COLUMNS, FocusRow, focus_csv
@@ -21,7 +22,7 @@ from billing.focus_checks import focus_faults
 from billing.recording import record_terms
 from billing.statement_csv import statement_csv
 from billing.statement_focus import statement_focus
-from billing.statements import StatementRow, credit_statement
+from billing.statements import StatementRow
 from billing.teams import create_team
 from billing.times import parse_time
 from billing.usage import Usage
@@ -119,7 +120,7 @@ async def test_late_arrivals_and_credit_notes_are_corrections(world: World) -> N
     (late,) = await rows_of(world, second)
     assert (late["ChargeClass"], late["ChargePeriodStart"]) == ("Correction", "2026-09-01T00:00:00Z")
     async with world.engine.begin() as connection:
-        note = await credit_statement(connection, world.team.id, first.id, reason="test")
+        note = await credit_statement(connection, world.team.id, first.id, reason="test", actor="ann")
     (credit,) = await rows_of(world, note)
     assert (credit["ChargeClass"], credit["BilledCost"], credit["PricingQuantity"]) == ("Correction", "-8", "-1")
 

@@ -12,13 +12,13 @@ from sqlalchemy import insert, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing.credit_notes import credit_statement
 from billing.database import open_database
 from billing.errors import AmountOverflow, Conflict, InvalidQuery, NotFound
 from billing.ledger import record
 from billing.money import NANO, Money, parse_scaled
 from billing.statements import (
     broken_links,
-    credit_statement,
     discard_draft,
     draft_statement,
     get_statement,
@@ -171,14 +171,14 @@ async def test_a_credit_note_takes_a_statement_back_whole_and_the_month_may_be_s
     await both.use("deepseek-chat", Usage(output=MILLION), "2026-09-10T12:00:00Z")
     first = await both.issue("2026-09")
     async with both.engine.begin() as connection:
-        note = await credit_statement(connection, both.team.id, first.id, reason="wrong address")
+        note = await credit_statement(connection, both.team.id, first.id, reason="wrong address", actor="ann")
         assert (note.kind, note.document.number, note.document.corrects) == ("credit_note", "MG-000002", "MG-000001")
         assert [(line.quantity, line.payable and line.payable.amount) for line in note.document.lines] == [
             (-MILLION, "-0.42")
         ]
         assert note.document.totals.payable.amount == "-0.42"
         with pytest.raises(Conflict, match="credited already"):
-            await credit_statement(connection, both.team.id, first.id, reason="again")
+            await credit_statement(connection, both.team.id, first.id, reason="again", actor="ann")
     await both.use("deepseek-chat", Usage(output=MILLION), "2026-09-12T12:00:00Z")
     again = await both.issue("2026-09")
     assert (again.document.number, again.document.totals.payable.amount) == ("MG-000003", "0.84")

@@ -81,6 +81,42 @@ async def test_a_month_is_drafted_issued_and_never_issued_twice(gateway: Gateway
     assert (await operator.get("/statements"))["broken"] == []
 
 
+async def test_a_part_of_a_statement_is_credited_in_every_form(
+    gateway: Gateway, operator: Operator, client: httpx.AsyncClient
+) -> None:
+    team_id = await used(gateway, operator)
+    draft = await operator.post(f"/statements/{team_id}", {"month": "2026-09"})
+    path = f"/statements/{team_id}/{draft['id']}"
+    await operator.post(f"{path}/credit-note", {"reason": "early", "amount": "1"}, status=409)
+    await operator.post(f"{path}/issue", {})
+    note = await operator.post(f"{path}/credit-note", {"reason": "outage", "amount": "1.2", "actor": "ann"})
+    assert (note["kind"], note["payable"]["amount"], note["corrects_id"]) == (
+        "partial_credit_note",
+        "-1.2",
+        draft["id"],
+    )
+    rest = await operator.post(f"{path}/credit-note", {"reason": "outage", "lines": [1]}, status=409)
+    assert rest["error"]["param"] == "lines"
+    assert (await operator.get(path))["credited"] == {"amount": "1.2", "currency": "CNY"}
+    entries = (await operator.get(f"/wallets/{team_id}/entries"))["data"]
+    assert [(row["amount"], row["reason"], row["actor"]) for row in entries if row["kind"] == "adjustment"] == [
+        ("1.2", "credit note MG-000002: outage", "ann")
+    ]
+    shown = {}
+    for form in ("csv", "focus", "html"):
+        answer = await client.get(
+            f"/admin/v1/statements/{team_id}/{note['id']}",
+            params={"format": form},
+            headers={"authorization": operator.authorization},
+        )
+        shown[form] = answer.text
+    assert "Credit note over a part" in shown["html"] and "-1.2 CNY" in shown["html"]
+    assert [row["payable"] for row in csv.DictReader(io.StringIO(shown["csv"]))] == ["-1.2"]
+    assert [row["BilledCost"] for row in csv.DictReader(io.StringIO(shown["focus"]))] == ["-1.2"]
+    field, _ = await operator.refused(f"{path}/credit-note", {"reason": "x", "amount": "1", "lines": [1]})
+    assert field == "lines"
+
+
 async def test_a_draft_is_made_again_and_thrown_away(gateway: Gateway, operator: Operator) -> None:
     team_id = await used(gateway, operator)
     first = await operator.post(f"/statements/{team_id}", {"month": "2026-09"})
