@@ -141,5 +141,5 @@ RULES: Final[Mapping[str, Rule]] = {
     "GET /admin/v1/tokens/{token_id}": OWNER_ALONE,
     "POST /admin/v1/tokens/{token_id}/revoke": OWNER_ALONE,
     "GET /v1/organization/usage/completions": _read("projects"),
-    "GET /v1/organization/costs": _READ,
+    "GET /v1/organization/costs": _read("projects"),
 }

@@ -1,8 +1,8 @@
-"""Puts the admin API together: one router under /admin/v1, closed by default, whose controllers only translate."""
+"""Puts the admin API together: routers that are closed by default, whose controllers only translate."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import litestar
 from litestar import Request, Response
@@ -17,9 +17,11 @@ from gateway.admin.failures import HANDLERS
 from gateway.admin.guard import acting_of, admin_guard, refuse_unknown_query
 from gateway.admin.keys import KeysController
 from gateway.admin.live_routes import RoutesController
+from gateway.admin.organization import OrganizationController
 from gateway.admin.price_books import PriceBooksController, PriceExplanationController
 from gateway.admin.prices import PricesController
 from gateway.admin.redemption_codes import RedemptionCodesController
+from gateway.admin.roles import ADMIN, ORGANIZATION
 from gateway.admin.sell_prices import SellPricesController
 from gateway.admin.services import AdminServices, Editable, Rooms, etag
 from gateway.admin.statements import StatementsController
@@ -33,6 +35,30 @@ from gateway.ids import new_request_id
 MAX_BODY_BYTES = 1 << 20
 
 
+CONTROLLERS: Final = (
+    TeamsController,
+    KeysController,
+    PricesController,
+    PriceBooksController,
+    PriceExplanationController,
+    RatesController,
+    TermsController,
+    BudgetsController,
+    UsageController,
+    StatementsController,
+    WhatIfController,
+    BreakEvenController,
+    WalletsController,
+    RedemptionCodesController,
+    SellPricesController,
+    CorrectionsController,
+    RoutesController,
+    AuditController,
+    TokensController,
+    MeController,
+)
+
+
 def name_request(response: Response[Any]) -> Response[Any]:
     """An id for every answer, and the ETag of what can be edited."""
     response.headers["x-request-id"] = str(new_request_id())
@@ -41,40 +67,24 @@ def name_request(response: Response[Any]) -> Response[Any]:
     return response
 
 
-def admin_router(services: AdminServices) -> litestar.Router:
-    """The router for `services`. Reads (or at a first start makes) the admin key; raises `SettingsError` when it cannot."""
+def admin_routers(services: AdminServices) -> list[litestar.Router]:
+    """The routers for `services`: ours, and OpenAI's organization endpoints, behind one guard.
+
+    Reads (or at a first start makes) the admin key; raises `SettingsError` when it cannot.
+    """
+    guard = admin_guard(services, load_admin_key(services.settings))
 
     async def rooms(request: Request[Any, Any, Any]) -> Rooms:
         return Rooms(services, await acting_of(request, services))
 
-    return litestar.Router(
-        "/admin/v1",
-        route_handlers=[
-            TeamsController,
-            KeysController,
-            PricesController,
-            PriceBooksController,
-            PriceExplanationController,
-            RatesController,
-            TermsController,
-            BudgetsController,
-            UsageController,
-            StatementsController,
-            WhatIfController,
-            BreakEvenController,
-            WalletsController,
-            RedemptionCodesController,
-            SellPricesController,
-            CorrectionsController,
-            RoutesController,
-            AuditController,
-            TokensController,
-            MeController,
-        ],
-        guards=[admin_guard(services, load_admin_key(services.settings))],
-        before_request=refuse_unknown_query,
-        after_request=name_request,
-        dependencies={"rooms": Provide(rooms)},
-        exception_handlers=HANDLERS,
-        request_max_body_size=MAX_BODY_BYTES,
-    )
+    shared: dict[str, Any] = {
+        "guards": [guard],
+        "after_request": name_request,
+        "dependencies": {"rooms": Provide(rooms)},
+        "exception_handlers": HANDLERS,
+        "request_max_body_size": MAX_BODY_BYTES,
+    }
+    return [
+        litestar.Router(ADMIN, route_handlers=CONTROLLERS, before_request=refuse_unknown_query, **shared),
+        litestar.Router(ORGANIZATION, route_handlers=[OrganizationController], **shared),
+    ]

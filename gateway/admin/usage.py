@@ -17,9 +17,9 @@ from billing.records import MoneyView
 from billing.reports import MAX_BUCKETS, UsageBucket
 from billing.times import DAY_US, QUARTER_US, now_us, quarter_of
 from billing.views import saving_percent
-from gateway.admin.failures import missing
+from gateway.admin.failures import invalid, missing
 from gateway.admin.paging import Cursor
-from gateway.admin.services import Injected
+from gateway.admin.services import Injected, Rooms
 from gateway.admin.texts import moment_us
 
 DEFAULT_RANGE_US = 30 * DAY_US
@@ -91,7 +91,8 @@ class UsageController(Controller):
                 cursor=cursor,
                 limit=limit,
             )
-        return BucketPage([_bucket(bucket) for bucket in page.data], page.next_cursor, page.as_of)
+        hide = rooms.principal.team_id is not None
+        return BucketPage([_bucket(bucket, hide=hide) for bucket in page.data], page.next_cursor, page.as_of)
 
     @get("/requests", summary="Requests, newest first")
     async def requests(
@@ -109,6 +110,8 @@ class UsageController(Controller):
         cursor: Cursor = None,
         limit: Annotated[int, QueryParameter(ge=1, le=MAX_PAGE)] = 50,
     ) -> RequestPage:
+        if negative_margin is not None and rooms.principal.team_id is not None:
+            raise invalid("negative_margin: margins are not shown to a team", "negative_margin")
         filters = UsageFilters(
             team_id,
             key_id,
@@ -122,7 +125,7 @@ class UsageController(Controller):
         )
         async with rooms.read() as connection:
             page = await list_usage(connection, filters, cursor, limit)
-        return RequestPage(page.data, page.next_cursor)
+        return RequestPage([_shown(row, rooms) for row in page.data], page.next_cursor)
 
     @get("/requests/{request_id:str}", summary="One request: its lines, price rows, rates, terms and attempts")
     async def one(self, request_id: FromPath[str], rooms: Injected) -> UsageView:
@@ -134,7 +137,7 @@ class UsageController(Controller):
             row = await usage_row(connection, identifier)
         if row is None:
             raise missing("request", identifier)
-        return row
+        return _shown(row, rooms)
 
 
 def _range(start: str | None, end: str | None) -> tuple[int, int]:
@@ -145,8 +148,19 @@ def _range(start: str | None, end: str | None) -> tuple[int, int]:
     return quarter_of(end_us - DEFAULT_RANGE_US if start_us is None else start_us), end_us
 
 
-def _bucket(bucket: UsageBucket) -> BucketView:
+def _shown(row: UsageView, rooms: Rooms) -> UsageView:
+    """The row; to a team without what it cost us, on the answer and on every attempt."""
+    if rooms.principal.team_id is None:
+        return row
+    attempts = [msgspec.structs.replace(each, cost=None, price_rows=[]) for each in row.attempts]
+    return msgspec.structs.replace(row, cost=None, margin=None, negative_margin=False, attempts=attempts)
+
+
+def _bucket(bucket: UsageBucket, *, hide: bool) -> BucketView:
+    """`hide`: without our cost and margin."""
     fields: dict[str, Any] = msgspec.structs.asdict(bucket)
+    if hide:
+        fields |= {"cost": [], "margin": [], "negative_margin": 0}
     return BucketView(**fields, saving_percent=_saving(bucket.settled, bucket.policy))
 
 

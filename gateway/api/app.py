@@ -15,7 +15,7 @@ from litestar.openapi.plugins import JsonRenderPlugin
 
 from gateway import errors
 from gateway.admin.failures import HANDLERS
-from gateway.admin.routes import admin_router
+from gateway.admin.routes import admin_routers
 from gateway.api.asgi import Receive, Scope, Send, send_error
 from gateway.api.chat import ChatCompletions
 from gateway.api.completions import Completions
@@ -121,7 +121,7 @@ def create_app(services: Services, part: Part = "all") -> Gateway:
 
 def _operators(services: Services) -> Endpoint:
     app = Litestar(
-        route_handlers=[admin_router(services)],
+        route_handlers=admin_routers(services),
         openapi_config=OpenAPIConfig(
             title="Metergate", version="1", path="/schema", render_plugins=[JsonRenderPlugin(path="/openapi.json")]
         ),

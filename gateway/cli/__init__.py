@@ -23,6 +23,8 @@ COMMANDS: Final = {
     "budget": ("gateway.cli.catalog", "Budgets."),
     "wallet": ("gateway.cli.wallets", "Wallets: balances, payments, codes, adjustments."),
     "statement": ("gateway.cli.statements", "Monthly statements: draft, issue, print, credit."),
+    "token": ("gateway.cli.operators", "Role tokens: who may use the admin API and the dashboard."),
+    "audit": ("gateway.cli.operators", "The audit log: list it, verify its chain."),
     "usage": ("gateway.cli.usage", "What was used and what it cost."),
 }
 

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.database import open_database
 from gateway.access.authenticator import Authenticator
 from gateway.access.pepper import load_pepper
-from gateway.admin.routes import admin_router
+from gateway.admin.routes import admin_routers
 from gateway.catalog import Catalog
 from gateway.routing.routes import Router
 from gateway.settings import Settings, load_settings
@@ -114,7 +114,7 @@ async def gateway(settings: Settings) -> AsyncIterator[Gateway]:
 
 @pytest.fixture
 def app(gateway: Gateway) -> litestar.Litestar:
-    return litestar.Litestar([admin_router(gateway)])
+    return litestar.Litestar(admin_routers(gateway))
 
 
 @pytest.fixture
