@@ -49,9 +49,8 @@ async def take_mark(connection: AsyncConnection) -> int:
 async def fold(connection: AsyncConnection, now_us: int) -> bool:
     """Fold the next quarter-hours that are due, an hour's at most; whether more are. The caller's transaction must be a
     writing one."""
-    mark_us = await take_mark(connection)
     due_us = quarter_of(now_us - FOLD_AFTER_US)
-    if due_us <= mark_us:
+    if due_us <= await folded_until(connection) or due_us <= (mark_us := await take_mark(connection)):
         return False
     bucket = rollup_traffic.c.bucket_us
     first = await connection.scalar(select(func.min(bucket)).where(bucket >= mark_us))

@@ -83,6 +83,7 @@ async def test_a_process_makes_partitions_and_lets_old_rows_go_by_itself(databas
         await asyncio.sleep(0.01)
     await maintenance.stop()
     assert (maintenance.rounds, maintenance.deleted) == (1, 3)
+    assert maintenance.folds >= 2  # the hour of the old rows, and the time since
     assert (await counts(database))["usage"] == 2
     async with database.begin() as connection:
         assert await ensure_partitions(connection, now_us()) == []
