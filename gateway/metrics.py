@@ -7,14 +7,16 @@ there was resolved when the route was first seen. Figures here are for watching;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import Metric
 
 from billing.money import NANO
 from billing.usage import TokenClass
+from gateway.metrics_sum import MetricsSum
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # untyped there; a time beside every counter tells nothing
 
@@ -145,6 +147,8 @@ class Metrics:
         self._routes: dict[tuple[str, str, str], RouteMetrics] = {}
         self._money: dict[tuple[str, str], Counter] = {}
         self._before: list[Callable[[], None]] = []
+        self.others = MetricsSum()
+        """What other processes counted on this one's behalf."""
 
     def route(self, surface: str, model: str, provider: str) -> RouteMetrics:
         """The instruments of one route. Callers that serve the same route keep the result."""
@@ -174,11 +178,15 @@ class Metrics:
         """Has `look` bring gauges up to date at every scrape."""
         self._before.append(look)
 
-    def render(self) -> bytes:
-        """The text exposition of everything; its type is `CONTENT_TYPE`."""
+    def collect(self) -> Iterator[Metric]:
+        """Every family, with what others counted."""
         for look in self._before:
             look()
-        return generate_latest(self.registry)
+        return self.others.over(self.registry.collect())
+
+    def render(self) -> bytes:
+        """The text exposition of everything; its type is `CONTENT_TYPE`."""
+        return generate_latest(self)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, namespace="metergate", registry=self.registry)

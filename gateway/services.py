@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -24,8 +24,9 @@ from gateway.api.watch import Watch
 from gateway.catalog import Catalog
 from gateway.maintenance import Maintenance
 from gateway.metering.journal import Journal
+from gateway.metering.process import RecorderProcess, Recording
+from gateway.metering.progress import watch_journal
 from gateway.metering.reconcile import Reconciliation
-from gateway.metering.recorder import Recorder
 from gateway.metrics import MAX_ROUTES, Metrics
 from gateway.routing.breaker import State
 from gateway.routing.routes import Router
@@ -39,8 +40,6 @@ logger = logging.getLogger(__name__)
 GC_YOUNG: Final = 20_000
 """A request makes a few hundred objects that all die by reference count; only cycles need the collector. The default of 700
 would look for them on every second request; what lives from the start is frozen out of its sight."""
-SWITCH_S: Final = 0.0005
-"""How long a request may wait for the recorder's thread to let go of the interpreter (docs/decisions/0003-recorder-thread.md)."""
 SETTLE_S: Final = 5.0
 CIRCUITS: Final = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 INHERIT_S: Final = 30.0
@@ -59,7 +58,7 @@ class Services:
     admission: Admission
     router: Router
     journal: Journal
-    recorder: Recorder
+    recorder: Recording
     metrics: Metrics
     wallets: WalletKeeper
     webhooks: Webhooks
@@ -78,9 +77,9 @@ class Services:
             return
         self._started = True
         self._ready_by_s = time.monotonic() + INHERIT_S
+        self.recorder.start()
         await self.catalog.start()
         await self.admission.start()
-        self.recorder.start()
         self.reconciliation.start()
         self.wallets.start()
         self.webhooks.start()
@@ -91,7 +90,6 @@ class Services:
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_YOUNG, 20, 50)
-        sys.setswitchinterval(SWITCH_S)
 
     def drain(self) -> None:
         """No longer ready, and new requests are refused; running ones go on."""
@@ -113,7 +111,7 @@ class Services:
         await self.reconciliation.stop()
         await self.admission.stop()
         await asyncio.to_thread(self.journal.stop)
-        await asyncio.to_thread(self.recorder.stop)
+        await self.recorder.stop()
         await self.wallets.stop()
         await self.thresholds.stop()
         await self.webhooks.stop()
@@ -142,9 +140,9 @@ class Services:
     def _watch_metrics(self) -> None:
         metrics, journal = self.metrics, self.journal
         metrics.watch(metrics.in_flight, lambda: float(len(self.watch.running)))
-        metrics.watch(metrics.journal_writable, lambda: 1.0 if journal.writable else 0.0)
         metrics.watch(metrics.catalog_stale, self.catalog.age_s)
         metrics.before_render(self._look_at_routes)
+        watch_journal(metrics, journal, lambda: self.recorder.progress)
 
     def _look_at_routes(self) -> None:
         metrics = self.metrics
@@ -159,7 +157,14 @@ class Services:
                 metrics.route_pace.labels(*labels).set(route.pace.mean_s)
 
 
-async def build_services(settings: Settings) -> Services:
+StartRecorder = Callable[[Journal, Path, Settings, Metrics], Recording]
+
+
+def _recorder_process(journal: Journal, folder: Path, settings: Settings, metrics: Metrics) -> Recording:
+    return RecorderProcess(journal, folder, settings.database_url, settings.journal, metrics.others)
+
+
+async def build_services(settings: Settings, record: StartRecorder = _recorder_process) -> Services:
     """Everything wired, nothing started. Takes the journal's folder under `settings.home`; the database must be migrated.
 
     Raises `SettingsError` (pepper), `JournalFull` or `JournalBroken`.
@@ -173,7 +178,7 @@ async def build_services(settings: Settings) -> Services:
     )
     folder = settings.home / "journal"
     journal = Journal(folder, settings.journal)
-    recorder = Recorder(folder, settings.database_url, settings.journal, metrics, journal=journal)
+    recorder = record(journal, folder, settings, metrics)
     webhooks = Webhooks(database, metrics, build_sender(settings.webhook))
     thresholds = Thresholds(database, catalog, webhooks, metrics, settings.limits.budget_thresholds)
     return Services(

@@ -37,5 +37,6 @@ class Health:
                 error = errors.unauthorized("The metrics need their token, as 'Authorization: Bearer <metrics_token>'.")
                 await send_error(send, error, str(new_request_id()).encode())
                 return
+        await self._services.recorder.refresh()
         text = await asyncio.to_thread(self._services.metrics.render)
         await send_bytes(send, 200, text, [(b"content-type", CONTENT_TYPE.encode())])

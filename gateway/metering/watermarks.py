@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -40,11 +39,11 @@ class Watermarks:
         """Whether the database knows that nothing more comes from this journal."""
         return journal in self._told
 
-    def collect(self, own: Source | None, caught_up: Callable[[], bool], adopted: list[Source]) -> list[Mark]:
-        """The marks to tell now. `caught_up` says whether everything that the own journal holds is committed."""
+    def collect(self, own: Source | None, current_us: int, adopted: list[Source]) -> list[Mark]:
+        """The marks to tell now. What the own journal held at `current_us` is committed."""
         marks = []
         if own is not None:
-            marks.append(_mark(own, _live_us(own, caught_up)))
+            marks.append(_mark(own, max(own.shipped_us, current_us) - ADMISSION_US))
         for source in adopted:
             marks.append(_mark(source, source.shipped_us - ADMISSION_US))
         handled = {mark.journal for mark in marks}
@@ -59,12 +58,6 @@ class Watermarks:
         """The database has them."""
         self._told.update(mark.journal for mark in marks if mark.complete)
         self._due_at_s = time.monotonic() + TELL_EVERY_S
-
-
-def _live_us(own: Source, caught_up: Callable[[], bool]) -> int:
-    """The clock is read before the journal's end is: what is appended in between is younger."""
-    now_us = time.time_ns() // 1000
-    return (now_us if caught_up() else own.shipped_us) - ADMISSION_US
 
 
 def _mark(source: Source, until_us: int) -> Mark:

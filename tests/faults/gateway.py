@@ -4,6 +4,7 @@
     FAULT_PLANTED=late-outcome | no-idempotency | no-journal    what the harness has to catch
 
 Nothing of this is in the product: the product is imported and run as it is, and changed from outside only where a bug is planted.
+Its recorder's process is this module too (`python -m tests.faults.gateway recorder DESCRIPTOR`), with the same clock and bug.
 """
 
 from __future__ import annotations
@@ -77,7 +78,15 @@ def main() -> None:
     if "FAULT_CLOCK" in os.environ:
         _watch_clock(Path(os.environ["FAULT_CLOCK"]))
     _plant(os.environ.get("FAULT_PLANTED", ""))
+    if sys.argv[1] == "recorder":
+        from gateway.metering.recording import main as record
+
+        record(int(sys.argv[2]))
+        return
     from gateway.cli import main as metergate
+    from gateway.metering import process
+
+    process.COMMAND[:] = [sys.executable, "-m", "tests.faults.gateway", "recorder"]
 
     sys.argv[0] = "metergate"
     metergate()

@@ -8,16 +8,18 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gateway.metering.recorder import Recorder
 from gateway.metrics import Metrics
 from gateway.settings import JournalSettings
+from tests.gateway.metering.threaded import RecorderThread
 
 
 def main(folder: Path, url: str) -> None:
-    recorder = Recorder(folder, url, JournalSettings(), Metrics(), poll_s=0.01, housekeeping_s=0.05, timeout_s=10.0)
+    recorder = RecorderThread(
+        folder, url, JournalSettings(), Metrics(), poll_s=0.01, housekeeping_s=0.05, timeout_s=10.0
+    )
     recorder.start()
     sys.stdin.read()
-    recorder.stop(drain=False)
+    recorder.end(0)
 
 
 if __name__ == "__main__":

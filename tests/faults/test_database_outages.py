@@ -13,13 +13,13 @@ import pytest
 from sqlalchemy import make_url
 
 from gateway.metering.journal import Journal
-from gateway.metering.recorder import Recorder
 from gateway.metrics import Metrics
 from gateway.settings import JournalSettings
 from tests.faults.postgresql import OwnPostgresql
 from tests.gateway.metering.books import BooksDatabase
 from tests.gateway.metering.conftest import eventually
 from tests.gateway.metering.records import closed, opened
+from tests.gateway.metering.threaded import RecorderThread
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ class Traffic:
         settings = JournalSettings()
         self.metrics = Metrics()
         self.journal = Journal(folder, settings)
-        self.recorder = Recorder(
+        self.recorder = RecorderThread(
             folder, url, settings, self.metrics, journal=self.journal, poll_s=0.005, timeout_s=timeout_s
         )
         self.recorder.start()
@@ -60,7 +60,7 @@ class Traffic:
 
     def end(self) -> None:
         self.journal.stop()
-        assert self.recorder.stop(timeout_s=60)
+        assert self.recorder.end(60)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def traffic(tmp_path: Path) -> Iterator[Callable[..., Traffic]]:
     yield make
     for each in made:
         each.journal.stop()
-        each.recorder.stop(drain=False)
+        each.recorder.end(0)
 
 
 def check(database: BooksDatabase, traffic: Traffic) -> None:

@@ -23,6 +23,7 @@ from gateway.api.app import create_app
 from gateway.database import upgrade
 from gateway.services import Services, build_services
 from gateway.settings import Settings, load_settings
+from tests.gateway.metering.threaded import in_a_thread
 
 ADMIN_KEY = "admin-key-of-the-tests"
 PROVIDER_KEY = "sk-provider-AbCdEf0123456789xyzW"
@@ -248,7 +249,7 @@ async def _provision(folder: Path) -> Provisioned:
 
 @contextlib.asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Gateway]:
-    services = await build_services(settings)
+    services = await build_services(settings, in_a_thread)
     await services.start()
     config = uvicorn.Config(
         create_app(services), port=0, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1

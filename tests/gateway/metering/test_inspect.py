@@ -13,13 +13,13 @@ from billing.usage import Usage
 from gateway.metering.inspect import list_journals, replay, show_records
 from gateway.metering.journal import Journal
 from gateway.metering.position import read_position
-from gateway.metering.recorder import Recorder
 from gateway.metering.segments import segment_path
 from gateway.metrics import Metrics
 from gateway.settings import JournalSettings
 from tests.gateway.metering.books import BooksDatabase
 from tests.gateway.metering.conftest import eventually
 from tests.gateway.metering.records import closed, opened, outcome
+from tests.gateway.metering.threaded import RecorderThread
 
 MakeJournal = Callable[..., Journal]
 
@@ -74,10 +74,10 @@ def test_a_replay_catches_a_restored_database_up(database: BooksDatabase, make_j
             journal.close(closed(attempt))
     journal.stop()
     root = journal.folder.parent
-    recorder = Recorder(root, database.url, JournalSettings(), Metrics(), poll_s=0.005)
+    recorder = RecorderThread(root, database.url, JournalSettings(), Metrics(), poll_s=0.005)
     recorder.start()
     eventually(lambda: read_position(journal.folder).complete_us is not None, "shipped")
-    recorder.stop()
+    recorder.end()
     before = database.digest()
     again = asyncio.run(replay(root, database.url, Metrics()))
     assert (again.journals, again.inserted, again.duplicates, again.unpaired) == (1, 0, 30, 0)

@@ -15,13 +15,13 @@ from billing.usage import Usage
 from gateway.metering.errors import JournalFull
 from gateway.metering.journal import Journal
 from gateway.metering.position import Position, read_position
-from gateway.metering.recorder import Recorder
 from gateway.metering.segments import POSITION_NAME, process_folders, segment_numbers
 from gateway.metrics import Metrics
 from gateway.settings import JournalSettings
 from tests.gateway.metering.books import BooksDatabase
 from tests.gateway.metering.conftest import eventually
 from tests.gateway.metering.records import closed, opened, outcome
+from tests.gateway.metering.threaded import RecorderThread
 
 MakeJournal = Callable[..., Journal]
 
@@ -38,7 +38,7 @@ def recording(
 ) -> Iterator[Metrics]:
     """A recorder over `root` that lives as long as the block."""
     metrics = Metrics()
-    recorder = Recorder(
+    recorder = RecorderThread(
         root,
         database.url,
         JournalSettings(**settings),  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ def recording(
     finally:
         if journal is not None and drain:
             journal.stop()
-        assert recorder.stop(drain=drain) or not drain
+        assert recorder.end(10.0 if drain else 0.0) or not drain
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float:

@@ -1,0 +1,89 @@
+"""The process of a gateway's recorder: `python -m gateway.metering.recording DESCRIPTOR`. Started by `process.py` only.
+
+It does what it is told over the socket `DESCRIPTOR` and lives no longer than whoever holds the other end: when that is gone it
+ends at once, wherever it is, for the position is never ahead of what is committed. Signals are the gateway's affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from gateway.metering.link import Finish, Job, Link, News, Order, recorder_end
+from gateway.metering.progress import Progress
+from gateway.metering.recorder import Recorder
+from gateway.metrics import Metrics
+from gateway.metrics_sum import Reporter
+
+NEWS_S: Final = 1.0
+"""Progress that moves nothing but the clock, and figures, are told this often."""
+
+
+class _Told:
+    """What the gateway has been told, and when there is something new to tell."""
+
+    def __init__(self, link: Link[Order], reporter: Reporter) -> None:
+        self._link = link
+        self._reporter = reporter
+        self._progress = Progress()
+        self._told = Progress()
+        self._told_at_s = 0.0
+
+    def progress(self, progress: Progress) -> None:
+        told, self._progress = self._told, progress
+        late = time.monotonic() - self._told_at_s > NEWS_S
+        moved = (progress.segment, progress.offset) != (told.segment, told.offset)
+        if progress.inheriting != told.inheriting or (late and (moved or progress.current_at_s != told.current_at_s)):
+            self.tell()
+
+    def tell(self, finished: bool | None = None) -> None:
+        self._told, self._told_at_s = self._progress, time.monotonic()
+        self._link.send(News(self._progress, self._reporter.take(), finished))
+
+
+async def _run(descriptor: int) -> None:
+    link = await recorder_end(socket.socket(fileno=descriptor))
+    job = await link.receive()
+    if not isinstance(job, Job):
+        return
+    logging.getLogger().setLevel(job.log_level)
+    metrics = Metrics()
+    told = _Told(link, Reporter(metrics.registry.collect, gauges=False))
+    recorder = Recorder(Path(job.folder), job.database_url, job.journal, metrics, own=Path(job.own), tell=told.progress)
+    orders = asyncio.create_task(_obey(link, recorder, told))
+    gc.collect()
+    gc.freeze()
+    finished = await recorder.run()
+    told.tell(finished)
+    orders.cancel()
+    await link.drain()
+
+
+async def _obey(link: Link[Order], recorder: Recorder, told: _Told) -> None:
+    while (order := await link.receive()) is not None:
+        if isinstance(order, Finish):
+            recorder.finish(order.drain_s)
+        else:
+            told.tell()
+    os._exit(1)
+
+
+def main(descriptor: int) -> None:
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    for noisy in ("aiosqlite", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    asyncio.run(_run(descriptor))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
