@@ -16,11 +16,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.database import reading
 from billing.money import Money
-from billing.times import HOUR_US, now_us
+from billing.times import DAY_US, HOUR_US, format_time, now_us
 from billing.wallet_expiry import LATE_US, expire_credits, expired_wallets
 from billing.wallet_tables import wallet_events, wallets
 from billing.wallets import LOW_BALANCE, WalletEvent
 from gateway.metrics import Metrics
+from gateway.webhooks.outbox import Event
+from gateway.webhooks.webhooks import Webhooks
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,9 @@ ROUND_S: Final = 5.0
 ROUND_TIMEOUT_S: Final = 30.0
 OVERLAP_US: Final = 60_000_000
 """Each round looks so far back before the last one: clocks of replicas and databases differ."""
+TOLD_ANEW_US: Final = DAY_US
+"""A process that starts tells what is no older than this."""
+KEPT_US: Final = 8 * DAY_US
 LOOK_BACK: Final = 1000
 """So many of the newest events are looked at: they may be committed in another order than that of their ids."""
 
@@ -94,12 +99,36 @@ class WalletKeeper:
             events = [WalletEvent(**row._mapping) for row in await connection.execute(query)]
         self._metrics.wallets_low.set(low or 0)
         told, self._told = self._told, {event.id for event in events}
-        if told is None:  # what happened before this process began was told by those before it
-            return
+        if told is None:  # others may have been down when it happened; who hears it knows what was told
+            told = {event.id for event in events if event.at_us < now_us() - TOLD_ANEW_US}
         for event in reversed(events):
             if event.id not in told:
                 for hear in self._hear:
                     hear(event)
+
+
+def through(webhooks: Webhooks) -> Hearer:
+    """Has each event sent to the configured receiver, and logged by the one process of all that wrote it down first."""
+
+    def hear(event: WalletEvent) -> None:
+        webhooks.tell(_told_of(event), lambda: log_event(event))
+
+    return hear
+
+
+def _told_of(event: WalletEvent) -> Event:
+    return Event(
+        key=f"wallet/{event.id}",
+        kind=f"wallet.{event.kind}",
+        data={
+            "team_id": event.team_id,
+            "balance": Money(event.currency, event.balance_nano).amount,
+            "threshold": None if event.threshold_nano is None else Money(event.currency, event.threshold_nano).amount,
+            "currency": event.currency,
+            "at": format_time(event.at_us),
+        },
+        keep_until_us=event.at_us + KEPT_US,
+    )
 
 
 def log_event(event: WalletEvent) -> None:
