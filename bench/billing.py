@@ -24,26 +24,30 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
 import asyncpg  # type: ignore[import-untyped]
 from sqlalchemy import make_url, text
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from bench.metering import Database, databases, journalled, rate_all
 from bench.metering import publish as publish_books
 from billing import tables
 from billing.books import load_books
 from billing.database import open_database, reading
-from billing.ledger import record
+from billing.folding import fold
+from billing.ledger import record, spent
 from billing.partitions import ensure_partitions
+from billing.periods import zone_of
 from billing.publishing import publish_price
 from billing.reads import UsageFilters
 from billing.reports import usage_buckets
 from billing.statements import draft_statement, issue_statement, month_bounds
 from billing.teams import TeamRow, create_team
-from billing.times import DAY_US, QUARTER_US, now_us
+from billing.times import DAY_US, QUARTER_US, datetime_of, now_us
 from gateway.database import upgrade
 
 ROOT: Final = Path(__file__).parents[1]
@@ -271,8 +275,9 @@ async def measure(database: Database, plan: Plan, times: int) -> dict[str, Any]:
     team = plan.teams[0]
     answer: dict[str, Any] = {"rows": plan.rows}
     try:
+        answer["fold"] = await fold_all(engine)
         async with engine.connect() as connection:
-            for name in ("rollup_money", "rollup_traffic"):
+            for name in ("rollup_money", "rollup_traffic", "rollup_routes", "rollup_keys"):
                 answer[name] = int(await connection.scalar(text(f"SELECT count(*) FROM {name}")) or 0)
 
         async def draft() -> Any:
@@ -286,37 +291,83 @@ async def measure(database: Database, plan: Plan, times: int) -> dict[str, Any]:
             issued = await issue_statement(connection, team, row.id)
         answer["statement_issue_ms"] = round((time.perf_counter() - start) * 1000, 1)
         answer["statement_payable"] = issued.document.totals.payable.amount
-        for name, work in dashboards(engine, plan).items():
-            answer[name] = await timed(work, times)
+        answer["dashboards"] = {name: await timed(work, times) for name, work in dashboards(engine, plan).items()}
     finally:
         await engine.dispose()
     return answer
 
 
-def dashboards(engine: Any, plan: Plan) -> dict[str, Callable[[], Awaitable[Any]]]:
-    """What a dashboard asks: a day by hours, a month by days, for everything, a team and a key."""
+def dashboards(engine: AsyncEngine, plan: Plan) -> dict[str, Callable[[], Awaitable[Any]]]:
+    """What a dashboard asks: a day by hours, a month by days, for everything, a team and a key, in several time zones; and
+    what admission asks of every budget."""
     day = (plan.end_us - DAY_US, plan.end_us)
     month = (plan.start_us, plan.end_us)
+    team, key = plan.teams[0], f"key_{0:016d}"
 
-    def ask(span: tuple[int, int], interval: str, group: Sequence[str], **only: str) -> Callable[[], Awaitable[Any]]:
+    def ask(
+        span: tuple[int, int], interval: str, group: Sequence[str] = (), zone: str = "UTC", **only: str
+    ) -> Callable[[], Awaitable[Any]]:
+        shifted = tuple(at_us - offset_us(zone, at_us) for at_us in span)
+
         async def work() -> Any:
             async with reading(engine) as connection:
                 return await usage_buckets(
-                    connection, *span, interval=interval, group_by=group, filters=UsageFilters(**only), limit=1000
+                    connection, *shifted, interval, zone, group_by=group, filters=UsageFilters(**only), limit=1000
                 )
 
         return work
 
-    key = f"key_{0:016d}"
+    def ask_spent(scope: str, scope_id: str | None, currency: str) -> Callable[[], Awaitable[Any]]:
+        async def work() -> Any:
+            async with reading(engine) as connection:
+                return await spent(connection, scope, scope_id, currency, *month)
+
+        return work
+
     return {
-        "dashboard_day_by_hour": ask(day, "hour", ()),
-        "dashboard_day_by_hour_and_model": ask(day, "hour", ("model",)),
-        "dashboard_day_of_team_by_key": ask(day, "day", ("key",), team_id=plan.teams[0]),
-        "dashboard_month_of_team_by_day": ask(month, "day", (), team_id=plan.teams[0]),
-        "dashboard_month_of_key_by_day": ask(month, "day", (), key_id=key),
-        "dashboard_month_by_day": ask(month, "day", ()),
-        "dashboard_month_by_team": ask(month, "month", ("team",)),
+        "day_by_hour": ask(day, "hour"),
+        "day_by_hour_and_model": ask(day, "hour", ("model",)),
+        "day_by_key": ask(day, "day", ("key",)),
+        "day_of_team_by_key": ask(day, "day", ("key",), team_id=team),
+        "month_by_day": ask(month, "day"),
+        "month_by_day_shanghai": ask(month, "day", zone="Asia/Shanghai"),
+        "month_by_day_new_york": ask(month, "day", zone="America/New_York"),
+        "month_by_day_kathmandu": ask(month, "day", zone="Asia/Kathmandu"),
+        "month_by_day_and_model": ask(month, "day", ("model",)),
+        "month_by_team": ask(month, "month", ("team",)),
+        "month_by_team_and_model": ask(month, "month", ("team", "model")),
+        "month_by_key": ask(month, "month", ("key",)),
+        "month_by_key_shanghai": ask(month, "month", ("key",), "Asia/Shanghai"),
+        "month_by_key_new_york": ask(month, "month", ("key",), "America/New_York"),
+        "month_by_key_kathmandu": ask(month, "month", ("key",), "Asia/Kathmandu"),
+        "month_of_team_by_day": ask(month, "day", team_id=team),
+        "month_of_team_by_key": ask(month, "month", ("key",), team_id=team),
+        "month_of_key_by_day": ask(month, "day", key_id=key),
+        "month_of_key_by_day_kathmandu": ask(month, "day", zone="Asia/Kathmandu", key_id=key),
+        "month_of_key_by_model": ask(month, "month", ("model",), key_id=key),
+        "spent_by_team": ask_spent("team", team, "CNY"),
+        "spent_by_key": ask_spent("key", key, "CNY"),
+        "spent_by_all_listed": ask_spent("all", None, "USD"),
+        "spent_by_all_settled": ask_spent("all", None, "CNY"),
     }
+
+
+def offset_us(zone: str, at_us: int) -> int:
+    """How far that zone's clocks are ahead of UTC."""
+    offset = datetime_of(at_us).astimezone(zone_of(zone)).utcoffset()
+    assert offset is not None
+    return offset // timedelta(microseconds=1)
+
+
+async def fold_all(engine: AsyncEngine) -> dict[str, float]:
+    """What is loaded, into the coarse rollups, as the gateway does it once a minute."""
+    taken, more = [], True
+    while more:
+        start = time.perf_counter()
+        async with engine.begin() as connection:
+            more = await fold(connection, now_us())
+        taken.append((time.perf_counter() - start) * 1000)
+    return {"steps": len(taken), "median_ms": round(statistics.median(taken), 1), "most_ms": round(max(taken), 1)}
 
 
 async def admin_writes(database: Database, journal: Path, writes: int) -> dict[str, Any]:

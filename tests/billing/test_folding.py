@@ -29,14 +29,14 @@ from tests.billing.helpers import at, rated_record, request_id
 START = at("2026-10-20T00:00:00Z")
 END = START + 40 * DAY_US
 ZONES = ("UTC", "Asia/Shanghai", "Asia/Kathmandu", "America/New_York")
-QUESTIONS: tuple[tuple[str, tuple[str, ...], dict[str, str]], ...] = (
-    ("day", (), {}),
-    ("month", ("team",), {}),
-    ("month", ("key",), {}),
-    ("month", ("team", "key"), {"team_id": "team_a"}),
-    ("day", ("model", "provider"), {"team_id": "team_b"}),
-    ("month", ("key", "model"), {}),
-    ("day", (), {"key_id": "key_1"}),
+QUESTIONS: tuple[tuple[str, tuple[str, ...], UsageFilters], ...] = (
+    ("day", (), UsageFilters()),
+    ("month", ("team",), UsageFilters()),
+    ("month", ("key",), UsageFilters()),
+    ("month", ("team", "key"), UsageFilters(team_id="team_a")),
+    ("day", ("model", "provider"), UsageFilters(team_id="team_b")),
+    ("month", ("key", "model"), UsageFilters()),
+    ("day", (), UsageFilters(key_id="key_1")),
 )
 
 
@@ -70,16 +70,7 @@ async def answers(connection: AsyncConnection) -> list[object]:
     found: list[object] = []
     for zone in ZONES:
         for interval, groups, only in QUESTIONS:
-            page = await usage_buckets(
-                connection,
-                START,
-                END,
-                interval,
-                zone,
-                groups,
-                UsageFilters(**only),
-                limit=1000,  # type: ignore[arg-type]
-            )
+            page = await usage_buckets(connection, START, END, interval, zone, groups, only, limit=1000)
             found.append(page.data)
     for scope, scope_id, currency in (("team", "team_a", "CNY"), ("key", "key_1", "USD"), ("all", None, "USD")):
         for start_us, end_us in ((START + 5 * QUARTER_US, None), (START + 3 * DAY_US + HOUR_US, END - 7 * QUARTER_US)):
