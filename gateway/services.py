@@ -28,6 +28,7 @@ from gateway.metering.process import RecorderProcess, Recording
 from gateway.metering.progress import watch_journal
 from gateway.metering.reconcile import Reconciliation
 from gateway.metrics import MAX_ROUTES, Metrics
+from gateway.routing.allowances import Allowances
 from gateway.routing.breaker import State
 from gateway.routing.routes import Router
 from gateway.settings import Settings
@@ -57,6 +58,7 @@ class Services:
     authenticator: Authenticator
     admission: Admission
     router: Router
+    allowances: Allowances
     journal: Journal
     recorder: Recording
     metrics: Metrics
@@ -181,15 +183,17 @@ async def build_services(settings: Settings, record: StartRecorder = _recorder_p
     recorder = record(journal, folder, settings, metrics)
     webhooks = Webhooks(database, metrics, build_sender(settings.webhook))
     thresholds = Thresholds(database, catalog, webhooks, metrics, settings.limits.budget_thresholds)
+    admission = build_admission(
+        settings, catalog, database, _gauge_of(metrics), lambda: recorder.inheriting, thresholds.spent
+    )
     return Services(
         settings=settings,
         database=database,
         catalog=catalog,
         authenticator=authenticator,
-        admission=build_admission(
-            settings, catalog, database, _gauge_of(metrics), lambda: recorder.inheriting, thresholds.spent
-        ),
+        admission=admission,
         router=Router(settings, catalog=catalog),
+        allowances=Allowances(admission.store),
         journal=journal,
         recorder=recorder,
         reconciliation=Reconciliation(database, metrics),

@@ -9,7 +9,6 @@ raises `SettingsError`, whose message names the file, the line, the setting and 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
@@ -19,10 +18,8 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 from msgspec import Meta, Struct, field
 
-from billing.currencies import MINOR_DIGITS
-from billing.errors import InvalidAmount
-from billing.money import Money
 from gateway.secret import MASK, Secret
+from gateway.settings_routing import Count, ModelSettings, ProviderSettings, RouteSettings, check_routing
 from gateway.settings_source import SettingsError, Source, build, read_source, resolve_text
 
 __all__ = [
@@ -40,62 +37,6 @@ __all__ = [
 ]
 
 DEFAULT_CONFIG: Final = Path(__file__).with_name("default.yaml")
-
-Count = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(gt=0)]
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$", max_length=200)]
-
-
-class ProviderSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One upstream. Kind `engine` without `base_url` is the bundled engine, started as a supervised child with `engine_args`."""
-
-    kind: Literal["engine", "openai", "anthropic", "gemini"]
-    base_url: str | None = None
-    api_key: Secret | None = None
-    model: str | None = None
-    """What a bundled engine loads: a folder, a .gguf file or a known name."""
-    price_as: Name | None = None
-    """The price list that prices this provider's models; by default the provider's own name."""
-    connect_timeout_s: Seconds = 10.0
-    timeout_s: Seconds = 600.0
-    """Until the answer's headers."""
-    idle_timeout_s: Seconds = 120.0
-    """Longest silence inside an answer."""
-    drain_s: Annotated[float, Meta(ge=0, le=600)] = 0.0
-    """After a caller left its stream: how long the rest is read for the provider's own count. 0 breaks it off."""
-    max_parallel: Count | None = None
-    cost_per_hour: Annotated[str, Meta(pattern=r"^\d+(\.\d{1,9})? [A-Z]{3}$")] | None = None
-    """What an hour of this engine costs us, such as "3.50 USD": a request then costs its share of the engine's time."""
-    engine_args: list[str] = []
-    share_prefix_cache: bool = False
-    """Whether teams may be served from each other's cached prefixes on an engine. Faster, and it tells who asked what."""
-
-    def hourly_cost(self) -> Money | None:
-        """`cost_per_hour` as money. Raises `InvalidAmount` for one that 64 bits cannot hold."""
-        if self.cost_per_hour is None:
-            return None
-        amount, _, currency = self.cost_per_hour.partition(" ")
-        return Money.parse(amount, currency)
-
-
-class RouteSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One way to serve a model: the provider and the provider's own name for the model."""
-
-    provider: str
-    model: Annotated[str, Meta(min_length=1, max_length=400)]
-    weight: Annotated[int, Meta(ge=0)] = 1
-
-
-class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model that callers may name, with its routes in order of preference."""
-
-    name: Name
-    routes: Annotated[list[RouteSettings], Meta(min_length=1)]
-    context_window: Count | None = None
-    max_output_tokens: Count | None = None
-    tokenizer: str | None = None
-    """A tokenizer.json or .tiktoken file: counts what a provider leaves uncounted. Never downloaded."""
-    strategy: Literal["priority", "weighted", "cheapest", "fastest", "least_busy", "prefix_affinity"] = "priority"
 
 
 class JournalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -220,9 +161,7 @@ def _check(settings: Settings, source: Source) -> None:
         raise source.error(
             ("retention", "usage_days"), "must be longer than journal.retain_hours, or a replay would count rows twice"
         )
-    for name, provider in settings.providers.items():
-        _check_provider(name, provider, source)
-    _check_models(settings, source)
+    check_routing(settings.providers, settings.models, source)
 
 
 def _check_networks(texts: list[str], source: Source, path: tuple[str, ...]) -> None:
@@ -258,59 +197,3 @@ def _check_listen(text: str, source: Source, name: str) -> None:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise source.error((name,), f"{text!r} must be HOST:PORT, such as 127.0.0.1:8000 or [::]:8000")
-
-
-def _check_provider(name: str, provider: ProviderSettings, source: Source) -> None:
-    path = ("providers", name)
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-        raise source.error(path, "a provider's name has letters, digits, dots, dashes and underscores")
-    if provider.cost_per_hour is not None:
-        _check_hourly_cost(provider, source, (*path, "cost_per_hour"))
-    if provider.base_url is not None:
-        parts = urlsplit(provider.base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise source.error((*path, "base_url"), "must be an http:// or https:// address")
-        if parts.username or parts.password or parts.query or parts.fragment:
-            raise source.error((*path, "base_url"), "must have no user, query or fragment; a key goes into api_key")
-    elif provider.kind != "engine":
-        raise source.error(path, f"lacks `base_url`, which a provider of kind {provider.kind} needs")
-    elif provider.model is None:
-        raise source.error(
-            path, "lacks `model` (the bundled engine's) or `base_url` (of an engine that runs elsewhere)"
-        )
-    if provider.engine_args and (provider.kind != "engine" or provider.base_url is not None):
-        raise source.error((*path, "engine_args"), "applies only to the bundled engine (kind engine, no base_url)")
-
-
-def _check_hourly_cost(provider: ProviderSettings, source: Source, path: tuple[str, ...]) -> None:
-    assert provider.cost_per_hour is not None
-    if provider.kind != "engine":
-        raise source.error(path, "applies only to engines (kind engine); what an upstream costs is a price in the book")
-    if provider.cost_per_hour[-3:] not in MINOR_DIGITS:
-        raise source.error(path, f"{provider.cost_per_hour[-3:]} is no ISO 4217 currency code")
-    try:
-        provider.hourly_cost()
-    except InvalidAmount as error:
-        raise source.error(path, str(error)) from error
-
-
-def _check_models(settings: Settings, source: Source) -> None:
-    seen: set[str] = set()
-    for index, model in enumerate(settings.models):
-        path = ("models", index)
-        if model.name in seen:
-            raise source.error(
-                (*path, "name"), f"the model {model.name!r} is listed twice; put all routes into one entry"
-            )
-        seen.add(model.name)
-        if model.context_window and model.max_output_tokens and model.max_output_tokens > model.context_window:
-            raise source.error((*path, "max_output_tokens"), f"exceeds the context_window of {model.context_window}")
-        if model.tokenizer is not None and not Path(model.tokenizer).is_file():
-            raise source.error(
-                (*path, "tokenizer"), f"{model.tokenizer!r} is no file; name a tokenizer.json or .tiktoken file"
-            )
-        for number, route in enumerate(model.routes):
-            if route.provider not in settings.providers:
-                known = ", ".join(settings.providers) or "none"
-                message = f"there is no provider {route.provider!r}; configured: {known}"
-                raise source.error((*path, "routes", number, "provider"), message)

@@ -20,6 +20,7 @@ mode=sse|json   the other form than was asked for       empty=1   a stream witho
 text=WORD line_bytes=N                                  what a chunk's content is; a chunk of N bytes
 tier=default                                            `service_tier` of the answer
 tools=N thought=WORDS                                   parallel tool calls, their arguments interleaved; reasoning
+on=MODEL key=END    the script counts only for this model, or where our key ends so; any other request is answered plainly
 fail_first=N    the first N requests that name it (by `tag=`) fail with 500
 """
 
@@ -59,6 +60,10 @@ class Script:
     @classmethod
     def parse(cls, text: str) -> Script:
         return cls(dict(item.split("=", 1) for item in text.split(";") if "=" in item))
+
+    def elsewhere(self, model: Any, credentials: str) -> bool:
+        """Whether it speaks of other requests than this one."""
+        return self.values.get("on", model) != model or not credentials.endswith(self.text("key"))
 
     def number(self, name: str, default: int = 0) -> int:
         return int(self.values.get(name, default))
@@ -296,6 +301,8 @@ class Connection(asyncio.Protocol):
         script = Script.parse(found[1].decode() if found else "")
         lines = head.decode("latin-1").split("\r\n")[1:]
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines) if name}
+        if script.elsewhere(parsed.get("model"), headers.get("authorization", "")):
+            script = Script()
         match = _REQUEST_ID.search(head)
         entry = Entry(path, headers, parsed, match[1].decode() if match else "")
         self.book.entries.append(entry)

@@ -29,6 +29,8 @@ class RouteView(Struct, frozen=True, kw_only=True):
     retry_in_ms: int
     """How long the circuit stays open; 0 while calls may go out."""
     in_flight: int
+    keys_held: int
+    """How many of our keys at the provider are left alone now, for they were refused, out of quota or limited."""
     first_content_ms: int | None
     """The decayed mean time to the first content of an answer; null where nothing is measured, or the strategy needs none."""
     priced: bool | None
@@ -62,6 +64,7 @@ def _view(model: str, route: Route, state: State, now_s: float, rooms: Rooms) ->
         health=_health(route, state),
         retry_in_ms=round(route.breaker.opens_in_s(now_s) * 1000),
         in_flight=route.in_flight,
+        keys_held=route.provider.keys_held(now_s),
         first_content_ms=None if route.pace is None or route.pace.mean_s is None else round(route.pace.mean_s * 1000),
         priced=_priced(route, rooms),
     )

@@ -205,14 +205,14 @@ class Admission:
 
     async def amend(self, lease: Lease[R], route: R) -> bool:
         """Make the reservation cover `route` as well; False, and nothing changed, when it does not fit or cannot be charged."""
-        if not lease.claim.charges:
-            return True
         asked: _Asked[R] = self._ask(
             lease.identity, lease.snapshot, lease.request_id, lease.at_us, lease.reserved.input, None, 1, [], None
         )
         asked.output_tokens = lease.reserved.output
         try:
             self._price(asked, [route])
+            if not lease.claim.charges:
+                return True
             charges = self._charges(asked, [route], asked.costs)
             charges = tuple(_larger(charge, lease.claim.charges) for charge in charges)
             answer = await self.store.amend(lease.claim, lease.claim.tokens, charges)

@@ -184,6 +184,11 @@ class Account:
                 return attempt.usage
         return NOTHING
 
+    def used_by(self, sequence: int) -> int:
+        """Tokens that one attempt is known to have used."""
+        usage = next((each.usage for each in self.attempts if each.sequence == sequence), None)
+        return 0 if usage is None else usage.total
+
     async def settle(self) -> None:
         """Posts the actual to the limit store, or gives everything back where nothing was opened; once. Never raises."""
         if self.settled or self.lease is None:

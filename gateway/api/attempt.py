@@ -37,8 +37,8 @@ class Attempt:
     """
 
     __slots__ = (
-        "_counted", "_heard", "_most_output", "_tokenizer", "account", "adapter", "began_ns", "call", "id", "outgoing",
-        "response", "route", "scanner", "sequence",
+        "_counted", "_credential", "_heard", "_most_output", "_tokenizer", "account", "adapter", "began_ns", "call", "id",
+        "outgoing", "response", "route", "scanner", "sequence",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +55,7 @@ class Attempt:
         self.account = account
         self.call = call
         self.route = route
+        self._credential = route.provider.credential
         self.adapter = adapter
         self.id = identifier
         self.outgoing = outgoing
@@ -127,6 +128,12 @@ class Attempt:
             return
         account.blamed.append(self.route)
         breaker.failure(time.monotonic(), wait_s, key=ROUTES_OWN if failure.everyones else account.key_id)
+
+    def turns_key(self, failure: Failure) -> bool:
+        """Whether the failure was that of the key used, and the provider has another one for us."""
+        if failure.key_wait_s is None:
+            return False
+        return self.route.provider.turn(self._credential, time.monotonic(), failure.key_wait_s)
 
     def keep_heard(self, tokenizer: Path) -> None:
         """Keeps what the caller is sent (a bounded part of it, where it is chat), to be counted should no usage come."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,22 +21,23 @@ from gateway.api.asgi import JSON, CallerLeft, RawHeaders, Receive, Scope, Send,
 from gateway.api.attempt import Attempt
 from gateway.api.caller import LEFT, Caller, Interrupted
 from gateway.api.streaming import STOPPING, StreamRelay
+from gateway.api.succession import UNMAPPED, Succession
 from gateway.api.surface import Surface, read_tags
+from gateway.api.turns import take_turn
 from gateway.errors import ApiError
 from gateway.ids import text_of
-from gateway.routing.retries import MOST_ATTEMPTS, pause_s
+from gateway.routing.routes import Asker
 from gateway.sse import StreamBroken
 from gateway.upstream.base import BadAnswer, Failure
 from gateway.upstream.errors import TransportError
 
 if TYPE_CHECKING:
+    from gateway.admission.claims import Claim
     from gateway.routing.routes import Plan, Route
     from gateway.services import Services
     from gateway.upstream.base import Answer, Call
 
 logger = logging.getLogger(__name__)
-
-UNMAPPED: Final = "the provider has no counterpart of what was asked"
 
 _EMPTY: Final[dict[str, str]] = {}
 
@@ -105,9 +107,11 @@ class Exchange:
             self._tags = read_tags(tags, identity.tags)
         services.router.find(call.model)
         check_model(identity, call.model)
-        plan = self._plan = services.router.plan(call.model, time.monotonic(), identity.key_id, call, identity.team_id)
+        asker = Asker(identity.key_id, identity.team_id, identity.models, call)
+        plan = self._plan = services.router.plan(call.model, time.monotonic(), asker)
         if b"x-metergate-no-fallback" in self._headers:
             del plan.routes[1:]
+            plan.fallbacks.clear()
         self._check_context(call, plan)
         lease = account.lease = await services.admission.admit(
             identity,
@@ -121,20 +125,27 @@ class Exchange:
         )
         account.snapshot = lease.snapshot
         plan.routes[:] = lease.routes  # what cannot be charged, or does not fit the budget, is not tried
-        plan.retries.request(time.monotonic())
+        plan.retries.request(time.monotonic(), identity.key_id)
 
     def _check_context(self, call: Call, plan: Plan) -> None:
-        """Only what cannot fit is refused here. An engine counts exactly, and says so itself."""
-        window = plan.model.context_window
-        if window is None or plan.routes[0].provider.settings.kind == "engine":
-            return
-        if tokens.floor(call.fields) > window:
-            raise errors.context_overflow(
-                limit=window,
-                prompt_tokens=call.input_tokens,
-                output_tokens=self._named_cap() or 0,
-                param=next((name for name in tokens.PROMPT_FIELDS if name in call.fields), "messages"),
-            )
+        """Refuses only what cannot fit, where no larger model may serve it. An engine counts exactly, and says so itself."""
+        while True:
+            window = plan.routes[0].of.context_window
+            if (
+                window is None
+                or plan.routes[0].provider.settings.kind == "engine"
+                or tokens.floor(call.fields) <= window
+            ):
+                return
+            larger = self._services.router.fall_back(plan, time.monotonic(), beyond=window)
+            if not larger:
+                raise errors.context_overflow(
+                    limit=window,
+                    prompt_tokens=call.input_tokens,
+                    output_tokens=self._named_cap() or 0,
+                    param=next((name for name in tokens.PROMPT_FIELDS if name in call.fields), "messages"),
+                )
+            plan.routes[:] = larger
 
     def _named_cap(self) -> int | None:
         """The caller's maximum of output tokens, clamped to the model's."""
@@ -142,62 +153,25 @@ class Exchange:
         named, most = self._call.output_cap, self._plan.model.max_output_tokens
         return named if named is None or most is None else min(named, most)
 
-    def _cap_to_send(self) -> int | None:
+    def _cap_to_send(self, route: Route) -> int | None:
         """The cap that goes upstream: what was reserved, wherever the caller named one or a hard budget applies."""
         assert self._call is not None and self._account.lease is not None
-        return self._account.lease.output_cap if self._call.speaks else None
+        cap, most = self._account.lease.output_cap, route.of.max_output_tokens
+        if cap is None or not self._call.speaks:
+            return None
+        return cap if most is None else min(cap, most)
 
     # ---- attempts ----
 
     async def _serve(self) -> None:
         """Tries routes until one answers. Raises `ApiError` of the last failure, or `Interrupted` in a pause."""
         assert self._plan is not None
-        plan, place, again = self._plan, 0, 0
-        while True:
-            route = plan.routes[place]
-            failure = await self._attempt(route)
-            if failure is None:
-                return
-            if failure.reason is UNMAPPED:
-                place = self._next_able(plan, place, failure)
-                continue
-            logger.warning("request %s: attempt at %s failed: %s", self._id, route.provider_name, failure.reason)
-            if not failure.retryable or len(self._account.opened) >= MOST_ATTEMPTS:
-                raise failure.error
-            following = self._next_fallback(plan, place)
-            if following is not None and plan.retries.take():
-                place = following
-                continue
-            pause = self._pause(route, failure, again + 1)
-            if pause is None or not plan.retries.take():
-                raise failure.error
-            again += 1
-            await self._caller.pause(pause)
-
-    def _next_able(self, plan: Plan, place: int, failure: Failure) -> int:
-        """Another route where this one cannot be told what the caller asks: nothing failed, so nothing is counted."""
-        following = self._next_fallback(plan, place)
-        if following is None:
-            raise failure.error
-        return following
-
-    def _next_fallback(self, plan: Plan, place: int) -> int | None:
-        now_s, key = time.monotonic(), self._account.key_id
-        return next((i for i in range(place + 1, len(plan.routes)) if plan.routes[i].usable(now_s, key)), None)
-
-    def _pause(self, route: Route, failure: Failure, again: int) -> float | None:
-        """How long to wait before the same route is tried again; None when it is not worth it."""
-        if b"x-metergate-no-retry" in self._headers:
-            return None
-        pause = pause_s(again, failure.retry_after_s, self._services.router.jitter)
-        now_s = time.monotonic()
-        if (
-            pause is None
-            or not route.provider.available
-            or route.breaker.opens_in_s(now_s, self._account.key_id) > pause
-        ):
-            return None
-        return pause
+        may_retry = b"x-metergate-no-retry" not in self._headers
+        succession = Succession(self._services, self._plan, self._account, may_retry=may_retry)
+        while (failure := await self._attempt(succession.route)) is not None:
+            pause = await succession.after(failure)
+            if pause:
+                await self._caller.pause(pause)
 
     async def _attempt(self, route: Route) -> Failure | None:
         """One attempt at one route; the failure, or None when the request is over. Journalled before anything is sent."""
@@ -205,17 +179,22 @@ class Exchange:
         assert call is not None and account.lease is not None and account.identity is not None
         identifier = self._id if not account.opened else f"{self._id}-{len(account.opened) + 1}"
         adapter = provider.adapter if call.over is None else call.over(provider.adapter)
-        cap = self._cap_to_send()
+        cap = self._cap_to_send(route)
         try:
             outgoing = adapter.prepare(
                 call, route, request_id=identifier, output_cap=cap, team_id=account.identity.team_id
             )
         except ApiError as error:
             return Failure(error, False, False, None, UNMAPPED)
-        assert self._plan is not None
+        share: Claim | None = None
+        if provider.limited:
+            turn = await take_turn(self._services.allowances, self._caller, provider, call.input_tokens + (cap or 0))
+            if isinstance(turn, Failure):
+                return turn
+            share = turn
         attempt = Attempt(account, call, route, adapter, identifier, outgoing, output_cap=cap)
-        if call.streamed and self._plan.model.tokenizer is not None:
-            attempt.keep_heard(Path(self._plan.model.tokenizer))
+        if call.streamed and route.of.tokenizer is not None:
+            attempt.keep_heard(Path(route.of.tokenizer))
         attempt.sequence = account.open(call, route, account.lease.reserved, self._tags)
         provider.in_flight += 1
         route.in_flight += 1
@@ -231,20 +210,26 @@ class Exchange:
         finally:
             provider.in_flight -= 1
             route.in_flight -= 1
-        self._judge(attempt, failure)
+            if share is not None:
+                self._services.spawn(self._services.allowances.give_back(share, account.used_by(attempt.sequence)))
+        failure = self._judge(attempt, failure)
         if failure is not None and len(account.attempts) < attempt.sequence:
             attempt.outcome(FAILED, error=failure.reason)
         return failure
 
-    def _judge(self, attempt: Attempt, failure: Failure | None) -> None:
+    def _judge(self, attempt: Attempt, failure: Failure | None) -> Failure | None:
         """What the attempt says about its route. A stream that failed in-band has said so itself."""
         breaker = attempt.route.breaker
+        if failure is not None and attempt.turns_key(failure):
+            breaker.abandoned()
+            return replace(failure, turned=True)
         if failure is not None and failure.blames_route:
             attempt.blame(failure)
         elif failure is not None or self._account.status == CANCELLED:
             breaker.abandoned()
         elif self._account.status == COMPLETED:
             breaker.success()
+        return failure
 
     async def _whole(self, attempt: Attempt) -> Failure | None:
         """An answer in one piece. Returns the failure, or None when the caller has been answered."""
@@ -273,9 +258,8 @@ class Exchange:
         finally:
             self._upstream_ns += time.monotonic_ns() - attempt.began_ns
             await attempt.release()
-        assert self._plan is not None
         attempt.first_content()
-        usage, estimated = await attempt.answered(answer, self._plan.model.tokenizer)
+        usage, estimated = await attempt.answered(answer, attempt.route.of.tokenizer)
         attempt.outcome(COMPLETED, usage=usage, tier=answer.service_tier, estimated=estimated)
         status = CANCELLED if caller.gone else COMPLETED
         account.close(status, answered=attempt.sequence, estimated=estimated or usage.flaw is not None)
@@ -325,11 +309,13 @@ class Exchange:
 
     def _answer_headers(self, route: Route) -> RawHeaders:
         account = self._account
-        assert account.lease is not None
+        assert account.lease is not None and self._call is not None
+        served = route.of.name
         return [
             (b"x-request-id", self._id.encode()),
             (b"x-metergate-provider", route.provider_name.encode("latin-1", "replace")),
             (b"x-metergate-attempts", b"1" if len(account.opened) == 1 else str(len(account.opened)).encode()),
+            *(() if served == self._call.model else ((b"x-metergate-model", served.encode("latin-1", "replace")),)),
             *account.lease.headers,
         ]
 

@@ -21,6 +21,17 @@ ADAPTERS: Final[Mapping[str, Adapter]] = {
 }
 
 
+class Credential:
+    """One of our keys, as the headers that present it, and until when it is left alone."""
+
+    __slots__ = ("headers", "held_until_s", "secret")
+
+    def __init__(self, headers: dict[str, str], secret: str | None) -> None:
+        self.headers = headers
+        self.secret = secret
+        self.held_until_s = 0.0
+
+
 class Provider:
     """A bundled engine has no address until it is up: `connect` gives it one, `disconnect` takes it away."""
 
@@ -30,10 +41,11 @@ class Provider:
         self.adapter: Adapter = ADAPTERS[settings.kind]
         self.price_list = settings.price_as or name
         self.cost_per_hour = settings.hourly_cost()
-        self.secret: str | None = None
-        self.headers: dict[str, str] = {"content-type": "application/json", **self.adapter.fixed_headers}
-        if settings.api_key is not None:
-            self._present(settings.api_key.reveal())
+        given = settings.api_keys or ([] if settings.api_key is None else [settings.api_key])
+        self._credentials = [self._present(secret.reveal()) for secret in given] or [self._present(None)]
+        self.credential = self._credentials[0]
+        """The one in use: what goes out now is sent with it."""
+        self.limited = settings.requests_per_minute is not None or settings.tokens_per_minute is not None
         self.in_flight = 0
         self.base_url: str | None = None
         self._root = ""
@@ -42,9 +54,32 @@ class Provider:
         if settings.base_url is not None:
             self.connect(settings.base_url)
 
-    def _present(self, secret: str) -> None:
-        self.secret = secret
-        self.headers.update(self.adapter.credentials(secret))
+    def _present(self, secret: str | None) -> Credential:
+        headers = {"content-type": "application/json", **self.adapter.fixed_headers}
+        return Credential(headers | self.adapter.credentials(secret) if secret is not None else headers, secret)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return self.credential.headers
+
+    @property
+    def secrets(self) -> list[str]:
+        """Every key of ours there: what no word of the provider may repeat."""
+        return [each.secret for each in self._credentials if each.secret is not None]
+
+    def turn(self, used: Credential, now_s: float, wait_s: float) -> bool:
+        """`used` is to be left alone for `wait_s`; whether another key is in use from now on."""
+        used.held_until_s = max(used.held_until_s, now_s + wait_s)
+        place = self._credentials.index(used) if used in self._credentials else 0
+        for step in range(len(self._credentials)):
+            following = self._credentials[(place + step) % len(self._credentials)]
+            if following.held_until_s <= now_s:
+                self.credential = following
+                return True
+        return False
+
+    def keys_held(self, now_s: float) -> int:
+        return sum(each.held_until_s > now_s for each in self._credentials)
 
     def connect(self, base_url: str, secret: str | None = None) -> None:
         """`base_url` up to and with the API's version, which may be left out where the adapter knows it.
@@ -52,7 +87,8 @@ class Provider:
         `secret` is what an engine of our own asks for.
         """
         if secret is not None:
-            self._present(secret)
+            self.credential = self._present(secret)
+            self._credentials = [self.credential]
         root = base_url.rstrip("/")
         if self.adapter.root_suffix and not _VERSION.search(root):
             root += self.adapter.root_suffix

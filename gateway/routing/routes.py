@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Raw
@@ -18,6 +18,7 @@ from gateway.routing.provider import Provider
 from gateway.routing.retries import RetryBudget
 from gateway.routing.strategies import STRATEGIES, Asked
 from gateway.settings import ModelSettings, RouteSettings, Settings
+from gateway.settings_routing import fallbacks_of
 
 if TYPE_CHECKING:
     from gateway.upstream.base import Call
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """One way to serve a model. `model` is the provider's name for it; `pace` is kept where something asks for it."""
+    """One way to serve a model. `model` is the provider's name for it, `of` the model that callers name; `pace` is kept where
+    something asks for it."""
 
     provider: Provider
     provider_name: str
     model: str
     price_list: str
     settings: RouteSettings
+    of: ModelSettings
     breaker: Breaker = field(default_factory=Breaker)
     pace: Pace | None = None
     in_flight: int = 0
@@ -46,21 +49,37 @@ class Route:
 
 @dataclass(slots=True, eq=False)
 class Model:
-    """A model that callers may name."""
+    """A model that callers may name. `fallbacks`: every model that may serve in its place, in their order."""
 
     name: str
     settings: ModelSettings
     routes: tuple[Route, ...]
+    fallbacks: tuple[str, ...] = ()
     retries: RetryBudget = field(default_factory=RetryBudget)
 
 
 @dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks for what: what a plan depends on, beside the routes. `models`: those that the key may use; None: all."""
+
+    key: str = ROUTES_OWN
+    team_id: str = ""
+    models: frozenset[str] | None = None
+    call: Call | None = None
+
+
+NOBODY: Final = Asker()
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """What may serve one request, best first: only routes that are worth a call now."""
+    """What may serve one request, best first: only routes that are worth a call now. `fallbacks` are the models behind them."""
 
     model: ModelSettings
     routes: list[Route]
     retries: RetryBudget
+    fallbacks: list[str]
+    asker: Asker
 
 
 class Router:
@@ -77,8 +96,14 @@ class Router:
 
     def _build(self, settings: Settings) -> None:
         old = {(route.provider_name, route.model): route for model in self._models.values() for route in model.routes}
+        named = {each.name: each for each in settings.models}
         self._models = {
-            each.name: Model(each.name, each, tuple(self._route(each, route, old) for route in each.routes))
+            each.name: Model(
+                each.name,
+                each,
+                tuple(self._route(each, route, old) for route in each.routes),
+                tuple(fallbacks_of(each.name, named)),
+            )
             for each in settings.models
         }
 
@@ -89,7 +114,7 @@ class Router:
         pace = None
         if model.strategy == "fastest":
             pace = Pace() if known is None or known.pace is None else known.pace
-        return Route(provider, provider.name, settings.model, provider.price_list, settings, breaker, pace)
+        return Route(provider, provider.name, settings.model, provider.price_list, settings, model, breaker, pace)
 
     def reload(self, settings: Settings) -> None:
         """Take over providers and models. An unchanged provider keeps its connections, a running request its own."""
@@ -100,7 +125,7 @@ class Router:
                 if known is not None:
                     self._retired.append(known)
                     if each.base_url is None and known.base_url is not None:
-                        fresh.connect(known.base_url, known.secret)
+                        fresh.connect(known.base_url, known.credential.secret)
                 self.providers[name] = fresh
         for name in [name for name in self.providers if name not in settings.providers]:
             self._retired.append(self.providers.pop(name))
@@ -119,23 +144,42 @@ class Router:
             raise model_not_found(name[:200])
         return model
 
-    def plan(
-        self, name: str, now_s: float = 0.0, key: str = ROUTES_OWN, call: Call | None = None, team_id: str = ""
-    ) -> Plan:
-        """What may serve a request of `key`: `call`, of `team_id`.
+    def plan(self, name: str, now_s: float = 0.0, asker: Asker = NOBODY) -> Plan:
+        """What may serve a request; where the model itself has no route now, those of its first fallback that has.
 
         Raises `ApiError`: 404 for an unknown model, 503 when no route is worth a call now.
         """
         model = self.find(name)
+        plan = Plan(model.settings, self._usable(model, now_s, asker), model.retries, list(model.fallbacks), asker)
+        if not plan.routes and not self.fall_back(plan, now_s):
+            raise _nothing_usable(model, now_s, asker.key)
+        return plan
+
+    def fall_back(self, plan: Plan, now_s: float, *, beyond: int | None = None) -> list[Route]:
+        """Adds to the plan the routes of the next fallback that the key may use and that has one now, and returns them.
+
+        `beyond`: only of a model whose context window is known to be larger.
+        """
+        for name in tuple(plan.fallbacks):
+            model = self._models.get(name)
+            if model is None or (plan.asker.models is not None and name not in plan.asker.models):
+                continue
+            if beyond is not None and (model.settings.context_window or 0) <= beyond:
+                continue
+            plan.fallbacks.remove(name)
+            routes = self._usable(model, now_s, plan.asker)
+            if routes:
+                plan.routes.extend(routes)
+                return routes
+        return []
+
+    def _usable(self, model: Model, now_s: float, asker: Asker) -> list[Route]:
         routes = model.routes
         if len(routes) == 1:
-            usable = [routes[0]] if routes[0].usable(now_s, key) else []
-        else:
-            asked = Asked(now_s, self._jitter, self._costs, call, team_id)
-            usable = [route for route in STRATEGIES[model.settings.strategy](model, asked) if route.usable(now_s, key)]
-        if not usable:
-            raise _nothing_usable(model, now_s, key)
-        return Plan(model.settings, usable, model.retries)
+            return [routes[0]] if routes[0].usable(now_s, asker.key) else []
+        asked = Asked(now_s, self._jitter, self._costs, asker.call, asker.team_id)
+        ordered = STRATEGIES[model.settings.strategy](model, asked)
+        return [route for route in ordered if route.usable(now_s, asker.key)]
 
     def states(self, now_s: float) -> Iterator[tuple[str, Route, State]]:
         """Each route with its circuit's state, for metrics and operators."""

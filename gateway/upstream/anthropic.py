@@ -182,14 +182,14 @@ class AnthropicAdapter(OpenAIAdapter):
     def in_band_failure(self, provider: Provider, error: bytes) -> Failure:
         said = read_error_object(error)
         if said.type == "overloaded_error":
-            message = redact(said.message, provider.secret) or "overloaded"
+            message = redact(said.message, provider.secrets) or "overloaded"
             wording = f"The provider '{provider.name}' ended the answer with an error: {message}"
             return Failure(errors.unavailable(wording, code="upstream_unavailable"), True, True, None, "overloaded")
         return super().in_band_failure(provider, error)
 
     def _callers_fault(self, provider: Provider, status: int, said: ProviderError) -> ApiError:
         if "prompt is too long" in said.message:
-            message = redact(said.message, provider.secret)
+            message = redact(said.message, provider.secrets)
             return ApiError(status, message, errors.INVALID_REQUEST, "messages", "context_length_exceeded")
         return super()._callers_fault(provider, status, said)
 

@@ -76,6 +76,8 @@ class Failure:
     retry_after_s: float | None = None
     reason: str = ""  # short, for the row and the log; never holds a key
     everyones: bool = False  # anybody would have met it, whatever was asked; any other may be the request's own
+    key_wait_s: float | None = None  # the key that was used is to be left alone so long, where the provider has others
+    turned: bool = False  # another key is in use now: the same route is worth a call at once
 
 
 class BadAnswer(Exception):

@@ -141,7 +141,7 @@ class OpenAIAdapter:
                 retry_after_s=wait,
                 code="upstream_rate_limited",
             )
-            return Failure(error, True, True, retry_after, code)
+            return Failure(error, True, True, retry_after, code, key_wait_s=wait)
         if status in CALLERS_FAULT:
             return Failure(self._callers_fault(provider, status, said), False, False, None, code)
         if status == 404:
@@ -169,7 +169,7 @@ class OpenAIAdapter:
             return _refused_us(provider, "in_band_auth")
         if _is_quota(said):
             return _out_of_quota(provider, "in_band_quota")
-        message = redact(said.message, provider.secret) or "no reason given"
+        message = redact(said.message, provider.secrets) or "no reason given"
         wording = f"The provider '{provider.name}' ended the answer with an error: {message}"
         return Failure(errors.bad_gateway(wording), True, True, None, "in_band_error")
 
@@ -178,9 +178,9 @@ class OpenAIAdapter:
         return None
 
     def _callers_fault(self, provider: Provider, status: int, said: ProviderError) -> ApiError:
-        message = redact(said.message, provider.secret) or f"The provider refused the request with status {status}."
+        message = redact(said.message, provider.secrets) or f"The provider refused the request with status {status}."
         code = "context_length_exceeded" if _is_overflow(said) else _label(said.code)
-        param = redact(said.param, provider.secret)[:200] if said.param else None
+        param = redact(said.param, provider.secrets)[:200] if said.param else None
         return ApiError(status, message, errors.INVALID_REQUEST, param, code)
 
     def _cap(self, fields: dict[str, Raw], call: Call, provider: Provider, output_cap: int) -> None:
@@ -241,7 +241,7 @@ def _refused_us(provider: Provider, reason: str) -> Failure:
         f"The provider '{provider.name}' refused the gateway's own credentials; the operator has to look at them.",
         code="upstream_auth",
     )
-    return Failure(error, True, True, None, reason, everyones=True)
+    return Failure(error, True, True, None, reason, everyones=True, key_wait_s=QUOTA_COOLDOWN_S)
 
 
 def _out_of_quota(provider: Provider, reason: str) -> Failure:
@@ -249,7 +249,7 @@ def _out_of_quota(provider: Provider, reason: str) -> Failure:
         f"The gateway's account at the provider '{provider.name}' is out of quota; the operator has to look at it.",
         code="upstream_quota",
     )
-    return Failure(error, True, True, QUOTA_COOLDOWN_S, reason, everyones=True)
+    return Failure(error, True, True, QUOTA_COOLDOWN_S, reason, everyones=True, key_wait_s=QUOTA_COOLDOWN_S)
 
 
 QUOTA_COOLDOWN_S: Final = 300.0

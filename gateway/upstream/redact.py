@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -68,9 +69,9 @@ def _of(error: _Error) -> ProviderError:
     return ProviderError(error.message or "", error.type, error.param, None if error.code is None else str(error.code))
 
 
-def redact(text: str, secret: str | None) -> str:
-    """`text` without the provider's key, whole or in part, without anything that looks like a key, and bounded in length."""
-    if secret:
+def redact(text: str, secrets: Iterable[str]) -> str:
+    """`text` without our keys at the provider, whole or in part, nor anything that looks like a key, bounded in length."""
+    for secret in secrets:
         text = text.replace(secret, MASK)
         for part in (secret[:12], secret[-8:], secret[-4:] if len(secret) >= 20 else ""):
             if len(part) >= _SHORTEST_PART or (len(part) == 4 and part in text and MASK not in part):

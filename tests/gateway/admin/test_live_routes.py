@@ -27,6 +27,7 @@ async def test_routes_say_what_may_be_called_and_whether_it_is_priced(gateway: G
         "health": "up",
         "retry_in_ms": 0,
         "in_flight": 0,
+        "keys_held": 0,
         "first_content_ms": None,
         "priced": False,
     }

@@ -152,7 +152,9 @@ async def test_a_budget_in_use_is_told_of_as_the_seeding_reads_it(house: House) 
     assert (process.counted(50), process.counted(80), process.counted(100)) == (1, 1, 0)
 
 
-async def test_budgets_that_nobody_draws_on_are_looked_at_in_turn(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_budgets_that_nobody_draws_on_are_looked_at_in_turn(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gateway.admission.thresholds.LOOKED_AT", 2)
     for percent in (10, 20, 30, 90, 90):
         await house.budget("0.042", house.american, thresholds=[percent])

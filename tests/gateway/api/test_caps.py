@@ -16,10 +16,10 @@ from gateway.api.responses import Responses
 from gateway.api.surface import Surface
 from gateway.errors import ApiError
 from gateway.routing.provider import ADAPTERS, Provider
-from gateway.routing.routes import Route
-from gateway.settings import ProviderSettings, RouteSettings
+from gateway.settings import ProviderSettings
 from gateway.upstream.base import Call
 from tests.gateway.api.conftest import MESSAGES, Gateway, Upstream
+from tests.gateway.upstream.routes import route_to
 
 MODEL_MAXIMUM = 4096
 
@@ -33,7 +33,7 @@ BODIES: dict[str, tuple[Surface, dict[str, Any]]] = {
 def sent(call: Call, kind: str, output_cap: int | None) -> dict[str, Any]:
     settings = ProviderSettings(kind=kind, base_url="http://127.0.0.1:9")  # type: ignore[arg-type]
     provider = Provider("p", settings)
-    route = Route(provider, "p", "m", "p", RouteSettings(provider="p", model="m"))
+    route = route_to(provider, "m")
     adapter = provider.adapter if call.over is None else call.over(provider.adapter)
     outgoing = adapter.prepare(call, route, request_id="r", output_cap=output_cap, team_id="t")
     fields: dict[str, Any] = json.loads(outgoing.body)

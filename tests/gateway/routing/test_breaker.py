@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.routing.breaker import CONSECUTIVE, COOLDOWN_S, MOST_COOLDOWN_S, PROBE_LIMIT_S, WINDOW, Breaker, State
-from gateway.routing.retries import BURST, MOST_PAUSE_S, MOST_RETRY_AFTER_S, PER_SECOND, SHARE, RetryBudget, pause_s
+from gateway.routing.retries import (
+    BURST,
+    BURST_OF_A_KEY,
+    MOST_PAUSE_S,
+    MOST_RETRY_AFTER_S,
+    PER_SECOND,
+    SHARE,
+    RetryBudget,
+    pause_s,
+)
 
 
 def tripped(now_s: float = 0.0) -> Breaker:
@@ -146,14 +155,34 @@ def test_an_open_circuit_never_lets_a_call_through(steps: list[tuple[str, float]
             breaker.abandoned()
 
 
-@given(st.lists(st.tuples(st.floats(0, 5), st.integers(0, 5)), min_size=1, max_size=300))
-def test_rule_23_retries_stay_within_their_budget(steps: list[tuple[float, int]]) -> None:
+STEPS = st.lists(st.tuples(st.floats(0, 5), st.integers(0, 5), st.sampled_from("abc")), min_size=1, max_size=300)
+
+
+@given(STEPS)
+def test_rule_23_retries_stay_within_their_budget(steps: list[tuple[float, int, str]]) -> None:
     budget, now_s, taken = RetryBudget(), 0.0, 0
-    for requests, (after_s, wanted) in enumerate(steps, 1):
+    for requests, (after_s, wanted, key) in enumerate(steps, 1):
         now_s += after_s
-        budget.request(now_s)
-        taken += sum(budget.take() for _ in range(wanted))
+        budget.request(now_s, key)
+        taken += sum(budget.take(key) for _ in range(wanted))
         assert taken <= BURST + SHARE * requests + PER_SECOND * now_s
+
+
+@given(STEPS)
+def test_whatever_one_keys_requests_meet_retries_are_left_for_others(steps: list[tuple[float, int, str]]) -> None:
+    """The others may retry as if they had half of the burst, and all that their own requests earn, to themselves."""
+    budget, now_s, left = RetryBudget(), 0.0, BURST - BURST_OF_A_KEY
+    for after_s, wanted, who in steps:
+        now_s += after_s
+        budget.request(now_s, "a" if who == "a" else "others")
+        if who == "a":
+            for _ in range(20):
+                budget.take("a")
+            continue
+        left = min(BURST_OF_A_KEY, left + SHARE)
+        for _ in range(min(wanted, int(left))):
+            assert budget.take("others")
+            left -= 1
 
 
 def test_rule_23_a_pause_is_never_shorter_than_the_provider_asked_and_a_long_one_is_not_waited_for() -> None:

@@ -19,7 +19,7 @@ from gateway.api.chat import ChatCompletions
 from gateway.routing.costs import CatalogView
 from gateway.routing.pace import HALF_S, Pace
 from gateway.routing.prefix import prefix_of
-from gateway.routing.routes import Route, Router
+from gateway.routing.routes import Asker, Route, Router
 from gateway.routing.strategies import LEAST_LOAD, OVERLOAD
 from gateway.settings import ModelSettings, ProviderSettings, RouteSettings, Settings
 from gateway.upstream.base import Call
@@ -41,7 +41,9 @@ def asking(**fields: object) -> Call:
 
 
 def order(of: Router, now_s: float = 0.0, call: Call | None = None, team: str = "t") -> str:
-    return "".join(route.provider_name for route in of.plan("model", now_s, "key", call or asking(), team).routes)
+    return "".join(
+        route.provider_name for route in of.plan("model", now_s, Asker("key", team, call=call or asking())).routes
+    )
 
 
 def route(of: Router, name: str) -> Route:

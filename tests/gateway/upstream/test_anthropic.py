@@ -11,12 +11,13 @@ from billing.usage import Usage
 from gateway.api.chat import ChatCompletions
 from gateway.routing.provider import Provider
 from gateway.routing.routes import Route
-from gateway.settings import ProviderSettings, RouteSettings, Secret
+from gateway.settings import ProviderSettings, Secret
 from gateway.sse import StreamBroken
 from gateway.upstream.anthropic import AnthropicAdapter
 from gateway.upstream.anthropic_stream import ChatScanner
 from gateway.upstream.anthropic_usage import from_anthropic, merge_usage
 from gateway.upstream.base import BadAnswer
+from tests.gateway.upstream.routes import route_to
 
 KEY = "sk-ant-AbCdEf0123456789xyzW"
 ADAPTER = AnthropicAdapter()
@@ -26,9 +27,7 @@ CALL = ChatCompletions().read(b'{"model":"named","messages":[{"role":"user","con
 @pytest.fixture
 async def route() -> Route:
     settings = ProviderSettings(kind="anthropic", base_url="http://127.0.0.1:9", api_key=Secret(KEY))
-    return Route(
-        Provider("claude", settings), "claude", "served", "claude", RouteSettings(provider="claude", model="served")
-    )
+    return route_to(Provider("claude", settings), "served")
 
 
 @pytest.mark.parametrize(

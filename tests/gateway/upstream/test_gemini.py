@@ -11,10 +11,11 @@ from billing.usage import Usage
 from gateway.api.chat import ChatCompletions
 from gateway.routing.provider import Provider
 from gateway.routing.routes import Route
-from gateway.settings import ProviderSettings, RouteSettings, Secret
+from gateway.settings import ProviderSettings, Secret
 from gateway.sse import StreamBroken
 from gateway.upstream.base import BadAnswer
 from gateway.upstream.gemini import ChatScanner, GeminiAdapter, from_gemini
+from tests.gateway.upstream.routes import route_to
 
 KEY = "AIzaSyAbCdEf0123456789xyzW"
 ADAPTER = GeminiAdapter()
@@ -29,7 +30,7 @@ def call(**fields: Any) -> Any:
 @pytest.fixture
 async def route() -> Route:
     settings = ProviderSettings(kind="gemini", base_url="http://127.0.0.1:9", api_key=Secret(KEY))
-    return Route(Provider("google", settings), "google", "g-1", "google", RouteSettings(provider="google", model="g-1"))
+    return route_to(Provider("google", settings), "g-1")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_rule_01_each_class_is_counted_once(reported: dict[str, Any], usage: Usa
 async def test_addresses(base: str, root: str) -> None:
     provider = Provider("google", ProviderSettings(kind="gemini", base_url=base))
     for model, name in (("g-1", "models/g-1"), ("tunedModels/mine", "tunedModels/mine")):
-        route = Route(provider, "google", model, "google", RouteSettings(provider="google", model=model))
+        route = route_to(provider, model)
         for streamed, method in ((False, "generateContent"), (True, "streamGenerateContent?alt=sse")):
             outgoing = ADAPTER.prepare(call(stream=streamed), route, request_id="r", output_cap=5, team_id="t")
             assert outgoing.url == f"{root}/{name}:{method}"

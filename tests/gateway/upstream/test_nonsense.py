@@ -12,8 +12,9 @@ from gateway.api.surface import Surface
 from gateway.errors import ApiError
 from gateway.routing.provider import ADAPTERS, Provider
 from gateway.routing.routes import Route
-from gateway.settings import ProviderSettings, RouteSettings
+from gateway.settings import ProviderSettings
 from gateway.upstream.base import Outgoing
+from tests.gateway.upstream.routes import route_to
 
 JUNK: list[Any] = [
     None, 5, -1, 1.5, 1e308, "x", "", True, [], {}, [[]], [{}], [None], {"a": [{}]}, ["x", 5], "\U0001f600",
@@ -46,7 +47,7 @@ async def routes() -> list[Route]:
     for kind in ADAPTERS:
         settings = ProviderSettings(kind=kind, base_url="http://127.0.0.1:9")  # type: ignore[arg-type]
         provider = Provider(kind, settings)
-        made.append(Route(provider, kind, "m", kind, RouteSettings(provider=kind, model="m")))
+        made.append(route_to(provider, "m"))
     return made
 
 

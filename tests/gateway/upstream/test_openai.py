@@ -13,12 +13,13 @@ from gateway.api.messages import Messages
 from gateway.errors import ApiError
 from gateway.routing.provider import ADAPTERS, Provider
 from gateway.routing.routes import Route
-from gateway.settings import ProviderSettings, RouteSettings, Secret
+from gateway.settings import ProviderSettings, Secret
 from gateway.upstream import policy
 from gateway.upstream.base import Call
 from gateway.upstream.engine import EngineAdapter
 from gateway.upstream.openai import OpenAIAdapter
 from gateway.upstream.redact import redact
+from tests.gateway.upstream.routes import route_to
 
 KEY = "sk-provider-AbCdEf0123456789xyzW"
 ADAPTER = OpenAIAdapter()
@@ -29,7 +30,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 async def route() -> Route:
     settings = ProviderSettings(kind="openai", base_url="http://127.0.0.1:9/v1", api_key=Secret(KEY))
     provider = Provider("up", settings)
-    return Route(provider, "up", "served-model", "up", RouteSettings(provider="up", model="served-model"))
+    return route_to(provider, "served-model")
 
 
 def call(**fields: Any) -> Call:
@@ -107,7 +108,7 @@ async def test_rule_32d_no_provider_is_told_what_costs_or_keeps_state_and_only_n
     """An empty object asks for something: `web_search_options: {}` is a search."""
     settings = ProviderSettings(kind=kind, base_url="http://127.0.0.1:9/v1")  # type: ignore[arg-type]
     provider = Provider("p", settings)
-    route = Route(provider, "p", "m", "p", RouteSettings(provider="p", model="m"))
+    route = route_to(provider, "m")
 
     def prepare(**fields: Any) -> Any:
         asked = call(**fields)
@@ -138,7 +139,7 @@ async def test_rule_32d_what_googles_compatible_endpoint_takes_beside_passes(rou
 async def test_rule_32d_messages_that_pass_untouched_are_looked_at_too(name: str) -> None:
     settings = ProviderSettings(kind="anthropic", base_url="http://127.0.0.1:9/v1")
     provider = Provider("p", settings)
-    route = Route(provider, "p", "m", "p", RouteSettings(provider="p", model="m"))
+    route = route_to(provider, "m")
     body = {"model": "named", "max_tokens": 9, "messages": MESSAGES, name: {}}
     asked = Messages().read(json.dumps(body).encode())
     with pytest.raises(ApiError, match=f"'{name}'"):
@@ -155,8 +156,7 @@ async def test_rule_32d_store_is_overwritten_and_a_salt_is_the_teams(route: Rout
 async def test_an_engine_keeps_each_teams_prefixes_apart_unless_told_to_share() -> None:
     def salt(team_id: str, *, share: bool = False, **fields: Any) -> Any:
         settings = ProviderSettings(kind="engine", base_url="http://127.0.0.1:9", share_prefix_cache=share)
-        names = RouteSettings(provider="up", model="m")
-        route = Route(Provider("up", settings), "up", "m", "up", names)
+        route = route_to(Provider("up", settings), "m")
         outgoing = EngineAdapter().prepare(call(**fields), route, request_id="r", output_cap=None, team_id=team_id)
         return json.loads(outgoing.body).get("cache_salt")
 
@@ -203,8 +203,8 @@ async def test_other_failures(route: Route, status: int, ours: int) -> None:
 
 
 def test_anything_that_looks_like_a_key_is_masked() -> None:
-    assert redact("token sk-proj-abcdefgh12345 and AIzaSyA1234567890abc", None) == "token *** and ***"
-    assert redact("the quick brown fox", None) == "the quick brown fox"
+    assert redact("token sk-proj-abcdefgh12345 and AIzaSyA1234567890abc", []) == "token *** and ***"
+    assert redact("the quick brown fox", []) == "the quick brown fox"
 
 
 @pytest.mark.parametrize(
