@@ -12,7 +12,9 @@ import msgspec
 from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.coarse_tables import CURRENCIES
 from billing.errors import InvalidQuery
+from billing.money import Money
 from billing.periods import INTERVALS, intervals
 from billing.reads import UsageFilters
 from billing.records import MoneyView
@@ -52,7 +54,8 @@ _MONEY: Final = (
     ("cost", "cost_currency", "cost_nano"),
     ("margin", "settlement_currency", "margin_nano"),
 )
-
+_MONEY_AT: Final = tuple((label, CURRENCIES.index(currency), _COUNTS.index(nano)) for label, currency, nano in _MONEY)
+_TOKENS: Final = (*TOKEN_COLUMNS, "reasoning")
 
 _Moneys: TypeAlias = list[MoneyView]
 
@@ -126,7 +129,7 @@ async def usage_buckets(
             connection, chunk, _COUNTS, groups=window.columns, where=where, after=after, limit=wanted
         )
         for row in rows:
-            merged.setdefault((row.span_start, *(getattr(row, name) for name in window.columns)), []).append(row)
+            merged.setdefault(tuple(row[: 1 + len(window.columns)]), []).append(row)
         if len(rows) == wanted:
             merged.popitem()  # perhaps cut in half by the query's limit; the next page has it whole
         if len(merged) > limit or len(rows) == wanted:
@@ -161,18 +164,14 @@ def _buckets(
     merged: dict[tuple[Any, ...], list[Row[Any]]], spans: list[tuple[int, int]], group_by: Sequence[str]
 ) -> list[UsageBucket]:
     ends = dict(spans)
+    currencies_at = 1 + len(group_by)
+    sums_at = currencies_at + len(CURRENCIES)
     found = []
     for key, rows in merged.items():
-        totals = {name: sum(int(getattr(row, name)) for row in rows) for name in _COUNTS}
-        money: dict[str, list[MoneyView]] = {}
-        for label, currency_column, nano_column in _MONEY:
-            sums: dict[str, int] = {}
-            for row in rows:
-                currency = getattr(row, currency_column)
-                if currency:
-                    sums[currency] = sums.get(currency, 0) + int(getattr(row, nano_column))
-            views = (MoneyView.of_nano(nano, currency) for currency, nano in sorted(sums.items()))
-            money[label] = [view for view in views if view is not None]
+        sums = (
+            rows[0][sums_at:] if len(rows) == 1 else list(map(sum, zip(*(row[sums_at:] for row in rows), strict=True)))
+        )
+        totals = dict(zip(_COUNTS, map(int, sums), strict=True))
         found.append(
             UsageBucket(
                 start=format_time(key[0]),
@@ -180,14 +179,29 @@ def _buckets(
                 group=dict(zip(group_by, key[1:], strict=True)),
                 requests=totals["requests"],
                 errors=totals["errors"],
-                tokens={name: totals[name] for name in (*TOKEN_COLUMNS, "reasoning") if totals[name]},
+                tokens={name: totals[name] for name in _TOKENS if totals[name]},
                 unpriced=totals["unpriced"],
                 estimated=totals["estimated"],
                 negative_margin=totals["negative_margin"],
-                **money,
+                **{
+                    label: _moneys(rows, currencies_at + currency, sums_at + nano)
+                    for label, currency, nano in _MONEY_AT
+                },
             )
         )
     return found
+
+
+def _moneys(rows: Sequence[Row[Any]], currency_at: int, nano_at: int) -> list[MoneyView]:
+    """One entry per currency, in order."""
+    if len(rows) == 1:
+        currency = rows[0][currency_at]
+        return [MoneyView(Money(currency, int(rows[0][nano_at])).amount, currency)] if currency else []
+    sums: dict[str, int] = {}
+    for row in rows:
+        if row[currency_at]:
+            sums[row[currency_at]] = sums.get(row[currency_at], 0) + int(row[nano_at])
+    return [MoneyView(Money(currency, nano).amount, currency) for currency, nano in sorted(sums.items())]
 
 
 def _encode_cursor(key: tuple[Any, ...]) -> str:

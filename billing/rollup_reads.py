@@ -85,7 +85,7 @@ def _branch(
     matching = " AND ".join((*conditions, "r.bucket_us >= pieces.first_us AND r.bucket_us < pieces.end_us"))
     if dialect == "sqlite":
         source = f"{values} CROSS JOIN {table} AS r WHERE {matching}"
-        return f"SELECT span_start, {named}, {sums} FROM {source} GROUP BY span_start, {named}"
+        return f"SELECT span_start, {named}, {', '.join(f'r.{name}' for name in columns)} FROM {source}"
     return (
         f"SELECT span_start, {', '.join((*groups, *columns))} FROM {values} CROSS JOIN LATERAL "
         f"(SELECT {named}, {sums} FROM {table} AS r WHERE {matching} GROUP BY {named}) AS found"

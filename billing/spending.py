@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections import Counter
+from typing import Any, Final
 
-from sqlalchemy import ColumnElement, exists, func, or_, select, text
+from sqlalchemy import bindparam, func, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.coarse import FINE, cover
+from billing.coarse_tables import rollup_routes
+from billing.columns import Int64, RequestIdType
 from billing.database import is_overflow
 from billing.errors import NoRate
 from billing.exchange import RateBook, RateKind
+from billing.folding import folded_until
 from billing.money import INT64_MAX, Money, divide_half_even
 from billing.rollup_reads import rollup_sums
-from billing.tables import OVERFLOWED, corrections, rollup_traffic, usage
+from billing.tables import OVERFLOWED, UNREFERENCED, rollup_traffic
 from billing.times import QUARTER_US, first_id_at
 
 MOST: Final = INT64_MAX
@@ -56,37 +61,45 @@ async def overflowed(
     connection: AsyncConnection, scope: str, scope_id: str | None, start_us: int, end_us: int | None = None
 ) -> bool:
     """Whether a request in that time has no amount because 64 bits could not hold it, and nobody has put it right."""
-    columns = usage.c
-    where: list[ColumnElement[bool]] = [columns.id >= first_id_at(start_us)]
+    where = [OVERFLOWED, "kind <> 'reversal'", "id >= :first"]
+    values: dict[str, Any] = {"first": first_id_at(start_us)}
     if end_us is not None:
-        where.append(columns.id < first_id_at(end_us))
+        where.append("id < :end")
+        values["end"] = first_id_at(end_us)
+    ids = [bindparam(name, type_=RequestIdType) for name in values]
     if scope != "all":
-        where.append((columns.team_id if scope == "team" else columns.key_id) == scope_id)
-    put_right = exists().where(corrections.c.original_id == columns.id)
-    query = select(columns.id).where(text(OVERFLOWED), *where, columns.kind != "reversal", ~put_right).limit(1)
-    return (await connection.scalar(query)) is not None
+        where.append("team_id = :scope_id" if scope == "team" else "key_id = :scope_id")
+        values["scope_id"] = scope_id
+    query = (
+        f"SELECT id FROM usage {_by(connection, 'ix_usage_overflow')} WHERE {' AND '.join(where)} "
+        "AND NOT EXISTS (SELECT 1 FROM corrections WHERE original_id = usage.id) LIMIT 1"
+    )
+    return (await connection.execute(text(query).bindparams(*ids), values)).first() is not None
+
+
+def _by(connection: AsyncConnection, index: str) -> str:
+    """SQLite knows no sizes, and would rather walk a month of the table than an index that holds next to nothing."""
+    return f"INDEXED BY {index}" if connection.dialect.name == "sqlite" else ""
 
 
 async def _spent_by_all(
     connection: AsyncConnection, currency: str, span: tuple[int, int], rates: RateBook | None
 ) -> Money:
-    total, foreign = 0, False
+    total, foreign = 0, set()
     for row in await rollup_sums(connection, [span], ["list_nano", "reference_nano"]):
         if row.list_currency == currency:
             total += int(row.list_nano)
             continue
-        foreign = foreign or row.list_currency != ""
         if row.settlement_currency == currency:
             total += int(row.reference_nano)
-    columns = rollup_traffic.c
-    listed, settled_in = columns.list_currency, columns.settlement_currency
-    others = (
-        select(columns.bucket_us, listed, func.sum(columns.list_nano))
-        .where(columns.bucket_us >= span[0], columns.bucket_us < span[1], listed != currency, columns.list_nano != 0)
-        .where(or_(settled_in != currency, columns.reference_nano == 0))
-        .group_by(columns.bucket_us, listed)
-    )
-    for bucket_us, base, nano in await connection.execute(others) if foreign else ():
+        if row.list_currency:
+            foreign.add(row.settlement_currency)
+    others: Counter[tuple[int, str]] = Counter()
+    if currency in foreign:
+        others.update(await _unreferenced(connection, currency, span))
+    if foreign - {currency}:
+        others.update(await _settled_elsewhere(connection, currency, span))
+    for (bucket_us, base), nano in others.items():
         quote = None
         if rates is not None:
             quote = rates.find(RateKind.REFERENCE, base, currency, bucket_us, rates.version)
@@ -94,5 +107,38 @@ async def _spent_by_all(
             raise NoRate(
                 f"no reference rate leads from {base} to {currency}; record one so that the budget can be counted"
             )
-        total += divide_half_even(int(nano) * quote.numerator, quote.denominator)
+        total += divide_half_even(nano * quote.numerator, quote.denominator)
     return Money(currency, total)
+
+
+async def _unreferenced(connection: AsyncConnection, currency: str, span: tuple[int, int]) -> Counter[tuple[int, str]]:
+    """List amounts per quarter-hour and currency that settle in `currency` and had no reference rate."""
+    query = text(
+        f"SELECT bucket_us, list_currency, SUM(list_nano) FROM rollup_traffic "
+        f"{_by(connection, 'ix_rollup_traffic_unreferenced')} WHERE {UNREFERENCED} AND bucket_us >= :first "
+        "AND bucket_us < :end AND settlement_currency = :currency AND list_currency <> :currency "
+        "GROUP BY bucket_us, list_currency"
+    ).bindparams(bindparam("first", span[0], Int64), bindparam("end", span[1], Int64))
+    found = await connection.execute(query, {"currency": currency})
+    return Counter({(bucket_us, base): int(nano) for bucket_us, base, nano in found})
+
+
+async def _settled_elsewhere(
+    connection: AsyncConnection, currency: str, span: tuple[int, int]
+) -> Counter[tuple[int, str]]:
+    """List amounts per quarter-hour and currency that settle in another currency than `currency`, and are not listed in it."""
+    found: Counter[tuple[int, str]] = Counter()
+    for piece in cover((QUARTER_US,), await folded_until(connection), *span):
+        table = rollup_traffic if piece.span_us == FINE else rollup_routes
+        cells = table.c
+        query = (
+            select(cells.bucket_us, cells.list_currency, func.sum(cells.list_nano))
+            .where(cells.bucket_us >= piece.start_us, cells.bucket_us < piece.end_us, cells.list_nano != 0)
+            .where(cells.settlement_currency != currency, cells.list_currency != currency)
+            .group_by(cells.bucket_us, cells.list_currency)
+        )
+        if piece.span_us != FINE:
+            query = query.where(cells.span_us == piece.span_us)
+        for bucket_us, base, nano in await connection.execute(query):
+            found[bucket_us, base] += int(nano)
+    return found

@@ -363,6 +363,8 @@ TRAFFIC_SUMS: Final = (
     *LATENCY_COLUMNS,
     "negative_margin",
 )
+UNREFERENCED: Final = "reference_nano = 0 AND list_nano <> 0"
+"""Cells whose list amount had no reference rate into the settlement currency; what their index holds."""
 _ADDED_LATER: Final = ("margin_nano", "negative_margin")
 
 rollup_traffic = Table(
@@ -375,6 +377,12 @@ rollup_traffic = Table(
     *(_count(name, server_default=text("0") if name in _ADDED_LATER else None) for name in TRAFFIC_SUMS),
     Index("ix_rollup_traffic_team", "team_id", "bucket_us"),
     Index("ix_rollup_traffic_key", "key_id", "bucket_us"),
+    Index(
+        "ix_rollup_traffic_unreferenced",
+        "bucket_us",
+        sqlite_where=text(UNREFERENCED),
+        postgresql_where=text(UNREFERENCED),
+    ),
     **_BY_ID,
 )
 """Per UTC quarter-hour, for dashboards, budgets and reports: requests, tokens and money of one key on one route. Money is in

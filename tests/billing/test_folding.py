@@ -18,13 +18,14 @@ from billing.corrections import reverse
 from billing.database import reading
 from billing.drift import find_drift, repair_rollups
 from billing.errors import BillingError
+from billing.exchange import RateBook, RateKind
 from billing.folding import FOLD_AFTER_US, fold, folded_until, refold
 from billing.ledger import record, spent, usage_buckets
 from billing.reads import UsageFilters
 from billing.records import UsageRecord
-from billing.times import DAY_US, HOUR_US, QUARTER_US
+from billing.times import DAY_US, HOUR_US, QUARTER_US, format_time
 from billing.usage import Usage
-from tests.billing.helpers import at, rated_record, request_id
+from tests.billing.helpers import at, rate_row, rated_record, request_id
 
 START = at("2026-10-20T00:00:00Z")
 END = START + 40 * DAY_US
@@ -37,6 +38,10 @@ QUESTIONS: tuple[tuple[str, tuple[str, ...], UsageFilters], ...] = (
     ("day", ("model", "provider"), UsageFilters(team_id="team_b")),
     ("month", ("key", "model"), UsageFilters()),
     ("day", (), UsageFilters(key_id="key_1")),
+)
+SPENDERS = (("team", "team_a", "CNY"), ("key", "key_1", "USD"), ("all", None, "USD"), ("all", None, "CNY"))
+RATES = RateBook(
+    rate_row(day, "USD/CNY", RateKind.REFERENCE, f"7.0{day}", format_time(START + day * DAY_US)) for day in range(41)
 )
 
 
@@ -72,9 +77,9 @@ async def answers(connection: AsyncConnection) -> list[object]:
         for interval, groups, only in QUESTIONS:
             page = await usage_buckets(connection, START, END, interval, zone, groups, only, limit=1000)
             found.append(page.data)
-    for scope, scope_id, currency in (("team", "team_a", "CNY"), ("key", "key_1", "USD"), ("all", None, "USD")):
+    for scope, scope_id, currency in SPENDERS:
         for start_us, end_us in ((START + 5 * QUARTER_US, None), (START + 3 * DAY_US + HOUR_US, END - 7 * QUARTER_US)):
-            found.append(await spent(connection, scope, scope_id, currency, start_us, end_us))
+            found.append(await spent(connection, scope, scope_id, currency, start_us, end_us, RATES))
     return found
 
 
