@@ -154,9 +154,9 @@ FIRES: Final[dict[str, dict[str, str]]] = {
         'metergate_overhead_seconds_bucket{surface="s",le="0.25"}': "0+10x60",
         'metergate_overhead_seconds_bucket{surface="s",le="+Inf"}': "0+10x60",
     },
-    "MetergateUnpriced": {'metergate_unpriced_requests_total{model="m",provider="p"}': "0x50 3x10"},
+    "MetergateUnpriced": {'metergate_unpriced_requests_total{model="m",provider="p"}': "_x57 1x2"},
     "MetergateAmountTooLarge": {"metergate_overflow_requests_total": "0x50 1x10"},
-    "MetergateNegativeMargin": {'metergate_negative_margin_requests_total{model="m",provider="p"}': "0x50 1x10"},
+    "MetergateNegativeMargin": {'metergate_negative_margin_requests_total{model="m",provider="p"}': "_x57 1x2"},
     "MetergateDrift": {'metergate_drift{table="rollup_money"}': "0x50 1x10"},
     "MetergateWalletsLow": {"metergate_wallets_low": "2x60"},
     "MetergateFlawedUsage": {'metergate_flawed_usage_total{provider="p"}': "0x50 20x10"},
@@ -175,18 +175,18 @@ FIRES: Final[dict[str, dict[str, str]]] = {
 """What each alert is made of: a series, and its values minute by minute (promtool's notation)."""
 
 QUIET: Final = {
-    f"metergate_journal_writable{{{WHERE}}}": "1x60",
-    f"metergate_journal_unshipped_seconds{{{WHERE}}}": "0x60",
-    f"metergate_limit_store_up{{{WHERE}}}": "1x60",
-    f"metergate_catalog_stale_seconds{{{WHERE}}}": "0x60",
-    f"metergate_dead_letters_total{{{WHERE}}}": "7x60",
-    'metergate_requests_total{status="completed",model="m"}': "0+60x60",
-    'metergate_requests_total{status="failed",model="m"}': "0+1x60",
-    'metergate_attempts_total{provider="p",status="completed"}': "0+60x60",
-    'metergate_unpriced_requests_total{model="m",provider="p"}': "3x60",
-    'metergate_drift{table="rollup_money"}': "0x60",
-    "metergate_wallets_low": "0x60",
-    'metergate_route_circuit{model="m",provider="p",provider_model="pm"}': "0x60",
+    f"metergate_journal_writable{{{WHERE}}}": "1x120",
+    f"metergate_journal_unshipped_seconds{{{WHERE}}}": "0x120",
+    f"metergate_limit_store_up{{{WHERE}}}": "1x120",
+    f"metergate_catalog_stale_seconds{{{WHERE}}}": "0x120",
+    f"metergate_dead_letters_total{{{WHERE}}}": "7x120",
+    'metergate_requests_total{status="completed",model="m"}': "0+60x120",
+    'metergate_requests_total{status="failed",model="m"}': "0+1x120",
+    'metergate_attempts_total{provider="p",status="completed"}': "0+60x120",
+    'metergate_unpriced_requests_total{model="m",provider="p"}': "3x120",
+    'metergate_drift{table="rollup_money"}': "0x120",
+    "metergate_wallets_low": "0x120",
+    'metergate_route_circuit{model="m",provider="p",provider_model="pm"}': "0x120",
 }
 """An ordinary hour: some requests fail, old counters stand where they stood."""
 
@@ -212,7 +212,7 @@ def test_each_alert_fires_on_its_cause_and_an_ordinary_hour_is_silent(tmp_path: 
         {
             "interval": "1m",
             "input_series": [{"series": each, "values": values} for each, values in QUIET.items()],
-            "promql_expr_test": [{"expr": 'ALERTS{alertstate="firing"}', "eval_time": "59m", "exp_samples": []}],
+            "promql_expr_test": [{"expr": 'ALERTS{alertstate="firing"}', "eval_time": "70m", "exp_samples": []}],
         }
     )
     file = tmp_path / "alerts_test.yaml"
