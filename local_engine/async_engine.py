@@ -12,7 +12,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -123,8 +123,10 @@ class AsyncEngine:
                 if params.max_tokens == 0:
                     self._end_without_output(generation, choice)
                     continue
+                # The prompt is the same for all choices: the first one tells about it, the others share its pages.
+                asked = params if choice_index == 0 else replace(params, prompt_logprobs=None)
                 add = AddSequence(
-                    choice.sequence_id, prompt, params, choice_index, request.salt, request.priority, leader
+                    choice.sequence_id, prompt, asked, choice_index, request.salt, request.priority, leader
                 )
                 frames.append(frame(add))
                 sent.append(choice)

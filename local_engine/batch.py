@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .sampling_params import SamplingParams
+from .token_logprobs import TokenLogprobs
+
+Mask = NDArray[np.int32]
+"""One bit per token of the vocabulary, lowest first: set where a grammar allows it."""
 
 
 @dataclass(slots=True)
@@ -22,7 +29,11 @@ class ScheduledSequence:
     draws the next token from its logits. `output_position` is the index, among the sequence's output tokens, of the token
     that is drawn (0 for the first): it addresses the random stream, so that a token does not depend on when or beside
     whom it is computed. `prompt_token_ids` and `output_token_ids` (everything drawn so far) are read only by the
-    penalties; the runner never changes them.
+    penalties and by bad_words; the runner never changes them.
+
+    The last `len(drafts)` of `token_ids` are guesses: a token is drawn after the newest token and after each of them, and they
+    hold as far as each was drawn. `masks` has one entry for each of these draws, or none at all. `prompt_logprobs_from`: log
+    probabilities of the prompt's tokens are wanted from this position on, as far as this step's tokens tell them.
     """
 
     sequence_id: int
@@ -35,15 +46,23 @@ class ScheduledSequence:
     output_position: int = 0
     prompt_token_ids: Sequence[int] = ()
     output_token_ids: Sequence[int] = ()
+    drafts: Sequence[int] = ()
+    masks: Sequence[Mask] = ()
+    prompt_logprobs_from: int | None = None
 
 
 @dataclass(slots=True)
 class StepOutput:
     """One entry per scheduled sequence, in the same order.
 
-    `tokens[i]` is None for a sequence that did not sample, and for one whose logits held a NaN or were all -inf; the
-    latter are listed in `nan_sequences` by `sequence_id` and fail alone.
+    `tokens[i]` is empty for a sequence that did not sample, and for one whose logits held a NaN or were all -inf; the latter
+    are listed in `nan_sequences` by `sequence_id` and fail alone. Otherwise it holds the token drawn, and before it the drafts
+    that held. `logprobs[i]` has an entry for each of them where they were asked for; `prompt_logprobs[i]` one for each prompt
+    token that became known. The last two may be left empty where nobody asks.
     """
 
-    tokens: list[int | None]
+    tokens: list[list[int]]
     nan_sequences: list[int] = field(default_factory=list)
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """Both by the sequence's place in the batch."""

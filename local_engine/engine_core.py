@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Protocol
 
 from .batch import ScheduledSequence, StepOutput
@@ -16,11 +17,29 @@ from .messages import Abort, AddSequence, ResetPrefixCache, Stats, Update
 from .scheduler import Scheduler, Share
 from .sequence import FinishReason, Sequence
 from .step_budget import StepBudget
+from .token_logprobs import TokenLogprobs
 
 log = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 3
 """So many failing steps in a row mean that the device is lost, not that a request was bad."""
+
+
+NO_TOKEN = (
+    "The model computed NaN for this request, or its parameters forbid every token; the engine goes on with the others."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What one step has to tell about a sequence."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs]
+    prompt_logprobs: list[TokenLogprobs]
+
+
+_NOTHING = News([], [], [])
 
 
 class Runner(Protocol):
@@ -75,19 +94,17 @@ class EngineCore:
         """
         began = time.perf_counter_ns()
         shares = self._scheduler.schedule(self._budget.for_step(len(self._scheduler.running)))
-        tokens = self._compute(shares) if shares else {}
+        news = self._compute(shares) if shares else {}
         if shares:
             elapsed_us = (time.perf_counter_ns() - began) // 1_000
-            weights = [token_weight(share.count, share.sequence.id in tokens) for share in shares]
+            weights = [token_weight(share.count, _sampled(news.get(share.sequence.id))) for share in shares]
             for share, part_us in zip(shares, split(elapsed_us, weights), strict=True):
                 share.sequence.compute_us += part_us
             self._busy_us += elapsed_us
             self._budget.observe(sum(share.count for share in shares), elapsed_us)
-        moved = [
-            share.sequence for share in shares if tokens.get(share.sequence.id) is not None or share.sequence.error
-        ]
+        moved = [share.sequence for share in shares if share.sequence.id in news or share.sequence.error]
         ended, self._ended = self._ended, []
-        return [_update(sequence, tokens.get(sequence.id)) for sequence in (*moved, *ended)]
+        return [_update(sequence, news.get(sequence.id, _NOTHING)) for sequence in (*moved, *ended)]
 
     def stats(self) -> Stats:
         scheduler, pool = self._scheduler, self._pool
@@ -129,8 +146,8 @@ class EngineCore:
             self._scheduler.finish(sequence, FinishReason.ABORT, keep=message.keep)
             self._ended.append(sequence)
 
-    def _compute(self, shares: list[Share]) -> dict[int, int | None]:
-        """Runs the model. Returns, for the sequences that sample, the token (None where its logits were NaN)."""
+    def _compute(self, shares: list[Share]) -> dict[int, News]:
+        """Runs the model. Returns what each sequence has to report, if anything."""
         batch = [_scheduled(share) for share in shares]
         samples = [share.samples for share in shares]
         self._steps += 1
@@ -143,18 +160,20 @@ class EngineCore:
         self._execute_us += (time.perf_counter_ns() - began) // 1_000
         self._failed_in_a_row = 0
         failed = set(output.nan_sequences)
-        tokens: dict[int, int | None] = {}
-        for share, token, sampled in zip(shares, output.tokens, samples, strict=True):
+        news: dict[int, News] = {}
+        for number, (share, tokens, sampled) in enumerate(zip(shares, output.tokens, samples, strict=True)):
             sequence = share.sequence
             if sequence.id in failed:
-                self._fail(sequence, "The model computed NaN for this request; the engine goes on with the others.")
+                self._fail(sequence, NO_TOKEN)
                 continue
-            assert (token is not None) == sampled, "the runner samples exactly where it was asked to"
-            self._scheduler.complete(share, token)
-            if token is not None:
-                tokens[sequence.id] = token
-                self._generated_tokens += 1
-        return tokens
+            assert bool(tokens) == sampled, "the runner samples exactly where it was asked to"
+            taken = self._scheduler.complete(share, tokens)
+            of_prompt = output.prompt_logprobs.get(number, [])
+            sequence.prompt_logprobs_told += len(of_prompt)
+            self._generated_tokens += taken
+            if taken or of_prompt:
+                news[sequence.id] = News(tokens[:taken], output.logprobs.get(number, [])[:taken], of_prompt)
+        return news
 
     def _fail_step(self, shares: list[Share], error: Exception) -> None:
         self._failed_in_a_row += 1
@@ -197,16 +216,23 @@ def _scheduled(share: Share) -> ScheduledSequence:
         output_position=len(sequence.output),
         prompt_token_ids=sequence.prompt,
         output_token_ids=sequence.output,
+        prompt_logprobs_from=sequence.prompt_logprobs_told if sequence.wants_prompt_logprobs else None,
     )
 
 
-def _update(sequence: Sequence, token: int | None) -> Update:
+def _sampled(news: News | None) -> bool:
+    return news is not None and bool(news.tokens)
+
+
+def _update(sequence: Sequence, news: News) -> Update:
     return Update(
         id=sequence.id,
-        token=token,
+        tokens=news.tokens,
         compute_us=sequence.compute_us,
         cached_tokens=sequence.cached_tokens or 0,
         finish_reason=sequence.finish_reason,
         stop_token=sequence.stop_token,
         error=sequence.error,
+        logprobs=news.logprobs,
+        prompt_logprobs=news.prompt_logprobs,
     )

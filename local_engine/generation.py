@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from .detokenizer import IncrementalDetokenizer, StopStrings
 from .messages import Update
 from .sampling_params import SamplingParams
 from .sequence import FinishReason
+from .token_logprobs import TokenLogprobs
 from .tokenizer import Tokenizer
 
 
@@ -46,6 +49,19 @@ class Delta:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of `tokens`, where they were asked for."""
+
+
+def joined(deltas: Sequence[Delta]) -> Delta:
+    """All of a choice's news in one, in the state of the last."""
+    last = deltas[-1]
+    return replace(
+        last,
+        text="".join(delta.text for delta in deltas),
+        tokens=tuple(chain.from_iterable(delta.tokens for delta in deltas)),
+        logprobs=tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
+    )
 
 
 class Choice:
@@ -60,6 +76,8 @@ class Choice:
         self.cached_tokens = 0
         self.ended = False
         self.last_token_s: float | None = None
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        """Of the prompt's tokens from the second one on, as far as they are known."""
         self._stop_strings = StopStrings(params.stop, include=params.include_stop_str_in_output)
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
 
@@ -72,28 +90,32 @@ class Choice:
         """Takes one update of the core in. After a match the choice ends when the core confirms."""
         self.compute_us = update.compute_us
         self.cached_tokens = update.cached_tokens
-        text = ""
-        tokens: tuple[int, ...] = ()
-        if update.token is not None and self.stopped_by is None:
-            self.tokens += 1
-            tokens = (update.token,)
-            text = self._text_of(update)
+        self.prompt_logprobs += update.prompt_logprobs
+        text, tokens = self._read(update)
+        logprobs = tuple(update.logprobs[: len(tokens)])
         if update.finish_reason is None:
-            return Delta(self.index, text, tokens)
+            return Delta(self.index, text, tokens, logprobs=logprobs)
         self.ended = True
         if self._stop_strings.matched is None and update.finish_reason is not FinishReason.ERROR:
             text += self._stop_strings.feed(self._detokenizer.flush(), check=self._checks)
             text += self._stop_strings.flush()
         if self._stop_strings.matched is not None:
-            return Delta(self.index, text, tokens, FinishReason.STOP, self._stop_strings.matched)
+            return Delta(self.index, text, tokens, FinishReason.STOP, self._stop_strings.matched, None, logprobs)
         reason = update.stop_token if update.stop_token in self.params.stop_token_ids else None
-        return Delta(self.index, text, tokens, update.finish_reason, reason, update.error)
+        return Delta(self.index, text, tokens, update.finish_reason, reason, update.error, logprobs)
 
-    def _text_of(self, update: Update) -> str:
-        assert update.token is not None
-        if update.stop_token is not None and not self.params.include_stop_str_in_output:
-            return ""
-        return self._stop_strings.feed(self._detokenizer.feed(update.token), check=self._checks)
+    def _read(self, update: Update) -> tuple[str, tuple[int, ...]]:
+        """The text and the tokens that count: up to the one that completes a stop string."""
+        text, taken = "", 0
+        for token in update.tokens:
+            if self.stopped_by is not None:
+                break
+            taken += 1
+            self.tokens += 1
+            ends = update.stop_token is not None and taken == len(update.tokens)
+            if not ends or self.params.include_stop_str_in_output:
+                text += self._stop_strings.feed(self._detokenizer.feed(token), check=self._checks)
+        return text, tuple(update.tokens[:taken])
 
     @property
     def _checks(self) -> bool:

@@ -16,6 +16,7 @@ import msgspec
 from .config import EngineConfig
 from .sampling_params import SamplingParams
 from .sequence import FinishReason
+from .token_logprobs import TokenLogprobs
 
 HEADER = struct.Struct("<I")
 
@@ -61,16 +62,20 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 class Update(msgspec.Struct, frozen=True, array_like=True):
-    """News of one sequence: its next token, its end, or both."""
+    """News of one sequence: its next tokens, its end, or both."""
 
     id: int
-    token: int | None
+    tokens: list[int]
     compute_us: int
     """All compute time so far."""
     cached_tokens: int
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     error: str | None = None
+    logprobs: list[TokenLogprobs] = []
+    """Of `tokens`, where the request asks for them."""
+    prompt_logprobs: list[TokenLogprobs] = []
+    """Of further tokens of the prompt, in their order from the second one on."""
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True):

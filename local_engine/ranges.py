@@ -51,12 +51,17 @@ RANGES: Mapping[str, Range] = {
     "max_tokens": _COUNT,
     "max_completion_tokens": Range(1, MAX_COUNT),
     "min_tokens": _COUNT,
+    "top_logprobs": _COUNT,
+    "logprobs": _COUNT,
+    "prompt_logprobs": _COUNT,
+    "truncate_prompt_tokens": Range(-1, MAX_COUNT),
     "priority": Range(-(1 << 31), (1 << 31) - 1),
 }
 """By the parameter's name. Every number in a body has one here or below (tests/local_engine/server/test_numbers.py)."""
 
 ITEM_RANGES: Mapping[str, Range] = {
     "stop_token_ids": _TOKEN_ID,
+    "allowed_token_ids": _TOKEN_ID,
     "logit_bias": Range(-100.0, 100.0),
     "prompt": _TOKEN_ID,
     "tokens": _TOKEN_ID,

@@ -21,13 +21,13 @@ from kernels.dispatch import choose_operations, compiles_first
 
 from .batch import ScheduledSequence, StepOutput
 from .config import BLOCK_SIZE, EngineConfig
+from .drawing import draw_step
 from .errors import ConfigError, OutOfMemory
 from .kv_cache import allocate, plan_blocks
 from .models.config import ModelConfig
 from .models.decoder import Decoder
 from .models.family import Family
 from .models.registry import family_of
-from .sampler import sample
 from .weights.model_store import resolve_model
 from .weights.source import open_weights
 
@@ -104,23 +104,15 @@ class ModelRunner:
     def execute(self, batch: Sequence[ScheduledSequence]) -> StepOutput:
         """Computes every sequence's tokens in one pass and draws a token where one is due."""
         ids, layout = lay_out(batch, self.device)
-        sampling = [number for number, sequence in enumerate(batch) if sequence.samples]
-        rows = torch.tensor([layout.query_start[number + 1] - 1 for number in sampling], dtype=torch.int64)
-        logits = self._model.step(ids, layout, rows)
-        tokens: list[int | None] = [None] * len(batch)
-        failed: list[int] = []
-        if sampling:
-            for number, token in zip(sampling, sample(logits, [batch[n] for n in sampling], self._draw), strict=True):
-                tokens[number] = token
-                if token is None:
-                    failed.append(batch[number].sequence_id)
-        return StepOutput(tokens, failed)
+        self._model.compute(ids, layout)
+        return draw_step(batch, layout.query_start, self._model.logits, self._draw)
 
     @torch.inference_mode()
     def logits(self, batch: Sequence[ScheduledSequence]) -> torch.Tensor:
         """float32 [tokens of the batch, vocab]: every token's logits, for comparisons with an oracle."""
         ids, layout = lay_out(batch, self.device)
-        return self._model.step(ids, layout, torch.arange(layout.tokens))
+        self._model.compute(ids, layout)
+        return self._model.logits(torch.arange(layout.tokens))
 
 
 def _widths(model: ModelConfig, family: Family) -> list[int]:

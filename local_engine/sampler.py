@@ -1,29 +1,28 @@
-"""From logits to tokens, for a whole batch: what a request asks for, on top of the kernels' draw.
+"""From logits to tokens, for a whole batch: what requests ask for (logit_rules.py), then the kernels' draw.
 
-The order is vLLM's: logit_bias and min_tokens, penalties, then greedy ones are done; the others by temperature, min_p, top_k,
-top_p, and inverse CDF over the vocabulary in the order of token ids.
+After the rules greedy lines are done; the others go by temperature, min_p, top_k, top_p, and inverse CDF over the vocabulary in
+the order of token ids.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 
 from kernels.sampling import DrawSettings, draw_reference
 
-from .batch import ScheduledSequence
+from .logit_rules import Line, apply_rules
 from .philox import uniforms
+from .token_logprobs import TokenLogprobs
 
 Draw = Callable[[torch.Tensor, DrawSettings], list[int | None]]
 
 
-def sample(logits: torch.Tensor, batch: Sequence[ScheduledSequence], draw: Draw = draw_reference) -> list[int | None]:
-    """One token per row of `logits` (float32 [len(batch), vocab], may be overwritten); None where they hold NaN or only -inf."""
-    _adjust(logits, batch)
-    params = [sequence.params for sequence in batch]
+def sample(logits: torch.Tensor, lines: Sequence[Line], draw: Draw = draw_reference) -> list[int | None]:
+    """One token per row of `logits` (float32 [len(lines), vocab], may be overwritten); None where they hold NaN or only -inf."""
+    apply_rules(logits, lines)
+    params = [line.params for line in lines]
     settings = DrawSettings(
         temperature=[p.temperature for p in params],
         top_k=[p.top_k for p in params],
@@ -31,36 +30,23 @@ def sample(logits: torch.Tensor, batch: Sequence[ScheduledSequence], draw: Draw 
         min_p=[p.min_p for p in params],
         uniform=list(
             uniforms(
-                [p.seed for p in params], [s.choice_index for s in batch], [s.output_position for s in batch]
+                [p.seed for p in params], [s.choice_index for s in lines], [s.output_position for s in lines]
             ).tolist()
         ),
     )
     return draw(logits, settings)
 
 
-def _adjust(logits: torch.Tensor, batch: Sequence[ScheduledSequence]) -> None:
-    """logit_bias, min_tokens and penalties, in place, for the rows that ask for them."""
-    for row, sequence in enumerate(batch):
-        params = sequence.params
-        if params.logit_bias:
-            ids = torch.tensor(list(params.logit_bias), device=logits.device)
-            logits[row, ids] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
-        if sequence.output_position < params.min_tokens and params.ending_token_ids:
-            logits[row, torch.tensor(sorted(params.ending_token_ids), device=logits.device)] = -math.inf
-        if params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty:
-            _penalise(logits[row], sequence)
-
-
-def _penalise(logits: torch.Tensor, sequence: ScheduledSequence) -> None:
-    """Repetition over prompt and output (divides what is positive, multiplies what is not); the others over output alone."""
-    params = sequence.params
-    ids, counts = np.unique(np.asarray(sequence.output_token_ids, dtype=np.int64), return_counts=True)
-    if params.repetition_penalty != 1.0:
-        seen = np.union1d(ids, np.asarray(sequence.prompt_token_ids, dtype=np.int64))
-        index = torch.from_numpy(seen).to(logits.device)
-        values = logits[index]
-        penalty = params.repetition_penalty
-        logits[index] = torch.where(values > 0, values / penalty, values * penalty)
-    if len(ids) and (params.presence_penalty or params.frequency_penalty):
-        amount = params.frequency_penalty * counts + params.presence_penalty
-        logits[torch.from_numpy(ids).to(logits.device)] -= torch.from_numpy(amount).to(logits)
+def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], best: Sequence[int]) -> list[TokenLogprobs]:
+    """For each row of float32 `logits` [rows, vocab] the log probabilities of its token and of its `best[row]` best ones."""
+    chosen = logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None])
+    normaliser = logits.logsumexp(dim=-1, keepdim=True)
+    ranks = ((logits > chosen).sum(dim=-1) + 1).tolist()
+    own = (chosen - normaliser).squeeze(1).tolist()
+    widest = min(max(best, default=0), logits.shape[1])
+    top = logits.topk(widest, dim=-1)
+    ids, values = top.indices.tolist(), (top.values - normaliser).tolist()
+    return [
+        TokenLogprobs([token, *ids[row][: best[row]]], [own[row], *values[row][: best[row]]], ranks[row])
+        for row, token in enumerate(tokens)
+    ]

@@ -29,8 +29,9 @@ _NUMBERS = (
 class SamplingParams:
     """Validated at construction (`RequestError` names the parameter); `check_vocabulary` needs the model.
 
-    The sampler reads: temperature (0 = greedy), top_p, top_k, min_p, seed, the penalties, logit_bias, logprobs and, while
-    fewer than `min_tokens` tokens are out, it masks `eos_token_ids` and `stop_token_ids`. The scheduler reads the rest.
+    The sampler reads: temperature (0 = greedy), top_p, top_k, min_p, seed, the penalties, logit_bias, bad_words,
+    allowed_token_ids, logprobs and, while fewer than `min_tokens` tokens are out, it masks `eos_token_ids` and
+    `stop_token_ids`. The scheduler reads the rest.
     """
 
     temperature: float = 1.0
@@ -57,6 +58,11 @@ class SamplingParams:
     logit_bias: dict[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     """None: none. k: the sampled token's and the k best, of the raw distribution."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens; the prefix cache is then not read."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that never come out whole."""
+    allowed_token_ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
@@ -76,8 +82,8 @@ class SamplingParams:
             raise RequestError("stop cannot contain an empty string.", param="stop")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise RequestError(f"stop takes at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}.", param="stop")
-        if self.logprobs is not None and self.logprobs < 0:
-            raise RequestError(f"logprobs must be 0 or more, got {self.logprobs}.", param="logprobs")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError("allowed_token_ids must name at least one token.", param="allowed_token_ids")
         for token, bias in self.logit_bias.items():
             if bias not in ITEM_RANGES["logit_bias"]:
                 allowed = ITEM_RANGES["logit_bias"]
@@ -97,13 +103,22 @@ class SamplingParams:
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises `RequestError` when a token id named here is not one of the model's (ids are 0..vocab_size-1)."""
-        for param, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", tuple(self.logit_bias))):
+        for param, ids in (
+            ("stop_token_ids", self.stop_token_ids),
+            ("logit_bias", tuple(self.logit_bias)),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+        ):
             for token in ids:
                 if not 0 <= token < vocab_size:
                     raise RequestError(
                         f"token id {shown(token)} in {param} is out of vocabulary (0..{vocab_size - 1}).", param=param
                     )
-        if self.min_tokens and len(self.ending_token_ids) >= vocab_size:
+        if not (self.min_tokens or self.bad_words):
+            return
+        allowed = set(self.allowed_token_ids if self.allowed_token_ids is not None else range(vocab_size))
+        if self.min_tokens and allowed <= self.ending_token_ids:
             raise RequestError(
-                "min_tokens forbids every token here: stop_token_ids name the whole vocabulary.", param="min_tokens"
+                "min_tokens forbids every token here: stop_token_ids name all that are allowed.", param="min_tokens"
             )
+        if allowed <= {word[0] for word in self.bad_words if len(word) == 1}:
+            raise RequestError("bad_words forbid every token that is allowed.", param="bad_words")

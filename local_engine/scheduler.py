@@ -23,14 +23,15 @@ AGEING_US_PER_TOKEN = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One sequence's part of a step: `count` tokens from its first uncomputed one."""
+    """One sequence's part of a step: `count` tokens from its first uncomputed one, the last of them `drafts`."""
 
     sequence: Sequence
     count: int
+    drafts: tuple[int, ...] = ()
 
     @property
     def samples(self) -> bool:
-        return self.count == self.sequence.uncomputed
+        return self.count - len(self.drafts) == self.sequence.uncomputed
 
 
 def blocks_for(tokens: int) -> int:
@@ -93,19 +94,25 @@ class Scheduler:
         assert shares or not self._live or budget <= 0, "work is left and nothing was scheduled"
         return shares
 
-    def complete(self, share: Share, token: int | None) -> None:
-        """The step computed this share; `token` is what it sampled. May finish the sequence and free its pages."""
+    def complete(self, share: Share, tokens: Seq[int]) -> int:
+        """The step computed this share and drew `tokens`; returns how many of them count: what follows an end does not.
+
+        May finish the sequence and free its pages.
+        """
         sequence = share.sequence
-        sequence.computed += share.count
-        if token is not None:
+        reason, taken = None, 0
+        while taken < len(tokens) and reason is None:
+            token = tokens[taken]
+            taken += 1
             sequence.append(token)
+            reason = sequence.reason_after(token, self.max_model_len)
+        sequence.computed += share.count - len(share.drafts) + max(0, taken - 1)
         self._commit(sequence)
         self._leave_behind(sequence)
-        if token is not None:
-            reason = sequence.reason_after(token, self.max_model_len)
-            if reason is not None:
-                sequence.stop_token = token if reason is FinishReason.STOP else None
-                self.finish(sequence, reason)
+        if reason is not None:
+            sequence.stop_token = tokens[taken - 1] if reason is FinishReason.STOP else None
+            self.finish(sequence, reason)
+        return taken
 
     def finish(self, sequence: Sequence, reason: FinishReason, *, keep: int | None = None) -> None:
         """Ends a live sequence and gives its pages back. Output beyond `keep` tokens was discarded: it is not cached."""
@@ -172,7 +179,7 @@ class Scheduler:
     def _take_prefix(self, sequence: Sequence) -> bool:
         """Shares the cached pages of its beginning if the whole of it finds room; at least one token stays to compute."""
         hits: list[int] = []
-        if self.pool.enable_caching:
+        if self.pool.enable_caching and not sequence.wants_prompt_logprobs:
             full = (len(sequence.token_ids) - 1) // BLOCK_SIZE
             hits = self.pool.match(self._chain(sequence, full)[:full])
         needed = blocks_for(len(sequence.token_ids)) - len(hits) + self.pool.free_among(hits)

@@ -55,6 +55,8 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     error: str | None = None
+    prompt_logprobs_told: int = 1
+    """Prompt tokens whose log probabilities are known; the first one has none. Recomputation tells none twice."""
     output: list[int] = field(default_factory=list)
     stop_ids: tuple[int, ...] = ()
 
@@ -71,6 +73,10 @@ class Sequence:
     @property
     def uncomputed(self) -> int:
         return len(self.token_ids) - self.computed
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.params.prompt_logprobs is not None and self.prompt_logprobs_told < len(self.prompt)
 
     def append(self, token: int) -> None:
         self.token_ids.append(token)

@@ -22,7 +22,7 @@ Tables = tuple[torch.Tensor, torch.Tensor]
 
 
 class Decoder:
-    """Loads the weights at construction. `step` is the whole of it afterwards."""
+    """Loads the weights at construction. `compute` and `logits` are the whole of it afterwards."""
 
     def __init__(
         self,
@@ -71,19 +71,16 @@ class Decoder:
         """The pool that every later step reads and writes."""
         self._cache = cache
 
-    def step(self, ids: torch.Tensor, layout: StepLayout, sampling_rows: torch.Tensor) -> torch.Tensor:
-        """Computes `ids` [T] (host) at `layout`; float32 logits [len(sampling_rows), vocab] of those rows."""
+    def compute(self, ids: torch.Tensor, layout: StepLayout) -> None:
+        """Runs `ids` [T] (host) at `layout` through all layers; `logits` then tells any of its rows."""
         rows = self._embedding.rows(ids)
         if self._family.embedding_scale is not None:
             rows = rows * torch.tensor(self._family.embedding_scale, dtype=rows.dtype)
         self.hidden[: len(ids)] = rows.to(self._device, self.hidden.dtype)
         self._operations.run(self._forward, layout)
-        return self.logits(sampling_rows)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """float32 [len(rows), vocab] for rows of the step that `step` computed last."""
-        if not len(rows):
-            return torch.empty(0, self.config.vocab_size)
+        """float32 [len(rows), vocab] for rows of the step that `compute` ran last."""
         chosen = self.hidden[rows.to(self._device)]
         logits = self._operations.logits(chosen, self.norm, self.config.rms_norm_eps, self.head)
         if (cap := self._family.logit_softcap) is not None:

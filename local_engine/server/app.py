@@ -8,10 +8,12 @@ from collections.abc import Awaitable, Callable
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from ..errors import RequestError
-from .answers import CHAT, COMPLETION, Answer
+from .answers import Answer
 from .http import CallerGone, HttpError, Receive, Request, Scope, Send, error_body, http_error
+from .logprobs import LogprobWords
 from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
 from .service import Service, usage_body
+from .surfaces import ChatSurface, CompletionSurface
 
 log = logging.getLogger(__name__)
 
@@ -125,17 +127,21 @@ class EngineApp:
     async def _chat(self, request: Request) -> None:
         body = parse(await self._body(request), ChatRequest)
         generation = await self._service.start_chat(body, request.id)
-        answer = Answer(self._service, request, generation, CHAT, body.model)
+        surface = ChatSurface(self._words(body), lambda: self._service.new_reply(body), logprobs=body.logprobs)
+        answer = Answer(self._service, request, generation, surface, body.model)
         await answer.send(body.stream_options, streamed=body.stream)
 
     async def _completions(self, request: Request) -> None:
         body = parse(await self._body(request), CompletionRequest)
         generation = await self._service.start_completion(body, request.id)
-        answer = Answer(self._service, request, generation, COMPLETION, body.model)
-        if body.echo:
-            tokenizer = self._service.tokenizer
-            answer.echo = [tokenizer.decode(prompt) for prompt in generation.request.prompts]
+        tokenizer = self._service.tokenizer
+        echo = [tokenizer.decode(prompt) for prompt in generation.request.prompts] if body.echo else []
+        surface = CompletionSurface(self._words(body), generation, echo, logprobs=body.logprobs is not None)
+        answer = Answer(self._service, request, generation, surface, body.model)
         await answer.send(body.stream_options, streamed=body.stream)
+
+    def _words(self, body: ChatRequest | CompletionRequest) -> LogprobWords:
+        return LogprobWords(self._service.tokenizer, as_ids=body.return_tokens_as_token_ids)
 
     async def _tokenize(self, request: Request) -> None:
         body = parse(await self._body(request), TokenizeRequest)

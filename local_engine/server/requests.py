@@ -43,6 +43,13 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    """Only so many of the prompt's last tokens are read; -1: as many as the context holds."""
+    return_tokens_as_token_ids: bool = False
+    """In log probabilities tokens are spelt `token_id:7`, so that none is ambiguous."""
     cache_salt: str | None = None
     priority: int = 0
     # Labels without effect on the answer.
@@ -55,6 +62,8 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class ChatRequest(_Common, forbid_unknown_fields=True, kw_only=True):
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
@@ -66,6 +75,7 @@ class CompletionRequest(_Common, forbid_unknown_fields=True, kw_only=True):
     prompt: str | list[Any]
     """A text, texts, token ids, or lists of token ids."""
     echo: bool = False
+    logprobs: int | None = None
     add_special_tokens: bool = True
 
 
@@ -104,8 +114,6 @@ _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "verbosity": (("medium",), "verbosity"),
     "store": ((False,), "storing completions"),
     "service_tier": (("auto", "default"), "service tiers"),
-    "top_logprobs": ((0,), "log probabilities"),
-    "prompt_logprobs": ((), "log probabilities of the prompt"),
     "suffix": (("",), "insertion (suffix)"),
     "best_of": ((1,), "best_of"),
     "use_beam_search": ((False,), "beam search"),
@@ -114,14 +122,9 @@ _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "documents": (([],), "documents"),
     "mm_processor_kwargs": ((), "multimodal input"),
     "logits_processors": (([],), "logits processors"),
-    "truncate_prompt_tokens": ((), "truncating prompts"),
-    "bad_words": (([],), "bad_words"),
-    "allowed_token_ids": ((), "allowed_token_ids"),
     "kv_transfer_params": ((), "KV transfer"),
 }
 """Parameters that OpenAI or vLLM define and this engine lacks: the values that ask for nothing, and what is missing."""
-
-_NO_LOGPROBS: tuple[object, ...] = (False,)
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
@@ -183,11 +186,6 @@ def _refuse_missing_features(fields: dict[str, Any]) -> None:
                 f"{name} is not supported: this engine has no {feature} yet.", param=name, code="unsupported"
             )
         del fields[name]
-    if "logprobs" in fields:
-        if fields["logprobs"] is not False:
-            message = "logprobs is not supported: this engine gives no log probabilities yet."
-            raise RequestError(message, param="logprobs", code="unsupported")
-        del fields["logprobs"]
 
 
 def _named(error: msgspec.ValidationError) -> RequestError:

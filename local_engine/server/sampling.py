@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import ContextOverflow, RequestError
@@ -39,13 +39,18 @@ class ParameterBuilder:
         defaults: Mapping[str, Any],
         seed: int | None,
         priorities: bool,
+        max_logprobs: int,
+        encode: Callable[[str], list[int]],
     ) -> None:
+        """`encode`: a text's tokens without special ones, for bad_words."""
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self._eos = eos_token_ids
         self._defaults = {**_DEFAULTS, **defaults}
         self._random = random.Random(seed)
         self._priorities = priorities
+        self._max_logprobs = max_logprobs
+        self._encode = encode
 
     def build(
         self,
@@ -64,6 +69,8 @@ class ParameterBuilder:
         self._check_shape(body, prompts)
         given = {name: getattr(body, name) for name in _DEFAULTS if getattr(body, name) is not None}
         stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+        logprobs, prompt_logprobs = self._logprobs(body)
+        bad_words = self._bad_words(body.bad_words or [])
         sets = []
         for prompt in prompts:
             room = self.max_model_len - len(prompt)
@@ -83,10 +90,59 @@ class ParameterBuilder:
                 include_stop_str_in_output=body.include_stop_str_in_output,
                 skip_special_tokens=body.skip_special_tokens,
                 logit_bias=_logit_bias(body.logit_bias),
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+                bad_words=bad_words,
+                allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
             )
             params.check_vocabulary(self.vocab_size)
             sets.append(params)
         return sets
+
+    def _logprobs(self, body: ChatRequest | CompletionRequest) -> tuple[int | None, int | None]:
+        """How many rivals of each output token, and of each prompt token; None: no log probabilities at all."""
+        prompt = body.prompt_logprobs
+        if isinstance(body, ChatRequest):
+            if body.top_logprobs and not body.logprobs:
+                raise RequestError("top_logprobs needs logprobs: true.", param="top_logprobs")
+            wanted = (body.top_logprobs or 0) if body.logprobs else None
+            param = "top_logprobs"
+        else:
+            wanted, param = body.logprobs, "logprobs"
+            if body.echo and prompt is None:
+                prompt = wanted
+        for name, count in ((param, wanted), ("prompt_logprobs", prompt)):
+            if count is not None and count > self._max_logprobs:
+                raise RequestError(
+                    f"{name} must be at most {self._max_logprobs} here (--max-logprobs), got {shown(count)}.",
+                    param=name,
+                )
+        if prompt is not None and body.stream and body.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs cannot be streamed.", param="prompt_logprobs")
+        return wanted, prompt
+
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as it begins a text and, where that is as many tokens with another first one, as it follows a space."""
+        sequences: list[tuple[int, ...]] = []
+        for word in words:
+            bare, spaced = (tuple(self._encode(prefix + word.lstrip())) for prefix in ("", " "))
+            if not bare:
+                raise RequestError("bad_words cannot contain an empty string.", param="bad_words")
+            sequences.append(bare)
+            if len(spaced) == len(bare) and spaced[0] != bare[0]:
+                sequences.append(spaced)
+        return tuple(sequences)
+
+    def truncated(self, body: ChatRequest | CompletionRequest, prompt: list[int], output: int | None) -> list[int]:
+        """The prompt's last `truncate_prompt_tokens`; with -1 as many as leave room for the output (one token if unsaid)."""
+        keep = body.truncate_prompt_tokens
+        if keep is None:
+            return prompt
+        if keep == 0:
+            raise RequestError(
+                "truncate_prompt_tokens must be -1 or at least 1, got 0.", param="truncate_prompt_tokens"
+            )
+        return prompt[-keep:] if keep > 0 else prompt[-max(1, self.max_model_len - (output or 1)) :]
 
     def _seed(self, seed: int | None) -> int:
         if seed is None:

@@ -17,6 +17,7 @@ from ..errors import EngineDead, Overloaded, RequestError
 from ..generation import Generation, GenerationRequest, Usage
 from ..tokenizer import Tokenizer
 from .http import HttpError
+from .replies import Reply
 from .requests import ChatRequest, CompletionRequest, TokenizeRequest
 from .sampling import DEFAULT_COMPLETION_TOKENS, ParameterBuilder, chat_output_tokens, completion_output_tokens
 
@@ -49,6 +50,8 @@ class Service:
             defaults=self.tokenizer.sampling_defaults if self.settings.generation_config == "auto" else {},
             seed=config.seed,
             priorities=config.scheduling_policy == "priority",
+            max_logprobs=config.max_logprobs,
+            encode=lambda text: self.tokenizer.encode(text, add_special_tokens=False),
         )
 
     def require_ready(self) -> ParameterBuilder:
@@ -103,6 +106,7 @@ class Service:
         wanted = chat_output_tokens(body)
         text = self.render(body)
         prompt = await self.encode(text, add_special_tokens=body.add_special_tokens)
+        prompt = builder.truncated(body, prompt, wanted)
         params = builder.build(body, [prompt], wanted=wanted, param="messages")
         return self._submit(body, request_id, [prompt], params)
 
@@ -110,9 +114,13 @@ class Service:
         builder = self.require_ready()
         self.check_model(body.model)
         wanted = completion_output_tokens(body)
-        prompts = await self._prompts(body)
+        prompts = [builder.truncated(body, prompt, wanted) for prompt in await self._prompts(body)]
         params = builder.build(body, prompts, wanted=wanted, param="prompt", unasked=DEFAULT_COMPLETION_TOKENS)
         return self._submit(body, request_id, prompts, params)
+
+    def new_reply(self, body: ChatRequest) -> Reply:
+        """The parsers of one choice's text."""
+        return Reply()
 
     def _submit(
         self, body: ChatRequest | CompletionRequest, request_id: str, prompts: list[list[int]], params: Sequence[Any]

@@ -31,8 +31,7 @@ class Ended:
 
     def take(self, update: Update) -> None:
         assert self.reason is None, "an ended sequence has no more news"
-        if update.token is not None:
-            self.tokens.append(update.token)
+        self.tokens += update.tokens
         self.reason = update.finish_reason
         self.cached = update.cached_tokens
         self.compute_us = update.compute_us

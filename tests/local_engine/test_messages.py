@@ -21,7 +21,9 @@ from local_engine.messages import (
 )
 from local_engine.sampling_params import SamplingParams
 from local_engine.sequence import FinishReason
+from local_engine.token_logprobs import TokenLogprobs
 
+LOGPROBS = TokenLogprobs([42, 1], [-0.5, -1.25], 1)
 TO_CORE: list[ToCore] = [
     Start(EngineConfig("m")),
     AddSequence(7, [1, 2], SamplingParams(stop=("a",), logit_bias={3: -1.5}, seed=(1 << 64) - 1), 1, b"salt", -2, 6),
@@ -43,5 +45,8 @@ def test_frames_survive_any_split(cuts: list[int]) -> None:
 
 
 def test_a_step_survives_the_way_back() -> None:
-    step = StepDone([Update(7, 42, 1_000, 16, FinishReason.STOP, 42)], Stats(running=1, busy_us=5))
+    step = StepDone(
+        [Update(7, [4, 42], 1_000, 16, FinishReason.STOP, 42, None, [LOGPROBS], [LOGPROBS])],
+        Stats(running=1, busy_us=5),
+    )
     assert msgspec.msgpack.decode(frame(step)[HEADER.size :], type=FromCore) == step

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kernels.cpu.operations import CpuOperations
 from kernels.sampling import draw_reference
 from local_engine import sampler
-from local_engine.batch import ScheduledSequence
+from local_engine.logit_rules import Line
 from local_engine.philox import philox, uniforms
 from local_engine.ranges import MAX_COUNT, RANGES
 from local_engine.sampling_params import SamplingParams
@@ -23,7 +23,7 @@ from local_engine.sampling_params import SamplingParams
 PROBABILITIES = [0.5, 0.2, 0.1, 0.1, 0.06, 0.03, 0.01]
 DRAWS = 2000
 PATHS = {"plain torch": draw_reference, "cpu kernel": CpuOperations(2, 16, 16).draw}
-Sample = Callable[[torch.Tensor, list[ScheduledSequence]], list[int | None]]
+Sample = Callable[[torch.Tensor, list[Line]], list[int | None]]
 
 
 @pytest.fixture(params=PATHS)
@@ -31,21 +31,8 @@ def sample(request: pytest.FixtureRequest) -> Sample:
     return lambda logits, batch: sampler.sample(logits, batch, PATHS[request.param])
 
 
-def sequence(
-    position: int = 0, choice: int = 0, *, prompt: Any = (), output: Any = (), **params: Any
-) -> ScheduledSequence:
-    return ScheduledSequence(
-        sequence_id=1,
-        token_ids=[0],
-        start=0,
-        block_table=[0],
-        samples=True,
-        params=SamplingParams(**params),
-        choice_index=choice,
-        output_position=position,
-        prompt_token_ids=prompt,
-        output_token_ids=output,
-    )
+def sequence(position: int = 0, choice: int = 0, *, prompt: Any = (), output: Any = (), **params: Any) -> Line:
+    return Line(SamplingParams(**params), choice, position, prompt, output)
 
 
 def logits(rows: int = 1) -> torch.Tensor:

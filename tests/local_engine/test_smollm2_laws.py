@@ -31,6 +31,7 @@ class Window:
         self.num_blocks = num_blocks
         self.vocab_size = runner.vocab_size
         self.max_model_len = num_blocks * 16
+        self.window = None
 
     def execute(self, batch: Sequence[ScheduledSequence]) -> StepOutput:
         return self._runner.execute(batch)
@@ -70,8 +71,7 @@ def outputs(
 def drain(core: EngineCore, tokens: list[list[int]]) -> None:
     while core.has_work:
         for update in core.step():
-            if update.token is not None:
-                tokens[update.id].append(update.token)
+            tokens[update.id] += update.tokens
 
 
 @pytest.fixture(scope="module")

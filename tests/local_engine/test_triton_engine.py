@@ -56,7 +56,7 @@ def generated(engine: ModelRunner, count: int) -> list[list[int]]:
         ]  # fmt: skip
         output = engine.execute(batch)
         assert output.nan_sequences == []
-        for number, token in enumerate(output.tokens):
+        for number, (token,) in enumerate(output.tokens):
             assert token is not None
             done[number] = len(tokens[number])
             tokens[number].append(token)

@@ -79,7 +79,8 @@ class TinyRunner:
         for scheduled in batch:
             self._write(scheduled)
         for scheduled in batch:
-            output.tokens.append(self._sample(scheduled, output) if scheduled.samples else None)
+            token = self._sample(scheduled, output) if scheduled.samples else None
+            output.tokens.append([] if token is None else [token])
         return output
 
     def _write(self, scheduled: ScheduledSequence) -> None:

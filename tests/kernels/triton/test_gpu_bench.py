@@ -43,5 +43,6 @@ def test_its_random_model_computes_a_step_of_every_sequence() -> None:
         max_context=64, device=CPU, threads=1, progress=lambda text: None,
     )  # fmt: skip
     model.attach(allocate(config, 4, torch.float32, CPU))
-    logits = model.step(torch.tensor([3, 49]), step([(20, 1), (0, 1)], CPU), torch.arange(2))
+    model.compute(torch.tensor([3, 49]), step([(20, 1), (0, 1)], CPU))
+    logits = model.logits(torch.arange(2))
     assert logits.shape == (2, 50) and bool(torch.isfinite(logits).all())

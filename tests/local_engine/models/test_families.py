@@ -109,9 +109,9 @@ def generate(runner: ModelRunner, prompts: list[list[int]], chunk: int) -> list[
             new = row[done[number] : done[number] + chunk]
             table, last = list(range(number * 10, number * 10 + 10)), done[number] + len(new) == len(row)
             batch.append(ScheduledSequence(number, new, done[number], table, last, GREEDY))
-        for number, token in enumerate(runner.execute(batch).tokens):
+        for number, tokens in enumerate(runner.execute(batch).tokens):
             done[number] += len(batch[number].token_ids)
-            rows[number] += [token] if token is not None else []
+            rows[number] += tokens
     return [row[len(prompt) : len(prompt) + OUTPUT] for row, prompt in zip(rows, prompts, strict=True)]
 
 

@@ -79,9 +79,8 @@ def generate(runner: ModelRunner, prompts: list[list[int]], *, chunk: int) -> li
         batch = [running[number].share(number, chunk) for number in unfinished]
         for number, sequence, token in zip(unfinished, batch, runner.execute(batch).tokens, strict=True):
             running[number].computed += len(sequence.token_ids)
-            if token is not None:
-                running[number].tokens.append(token)
-                outputs[number].append(token)
+            running[number].tokens += token
+            outputs[number] += token
     return outputs
 
 

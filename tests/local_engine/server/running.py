@@ -40,6 +40,7 @@ class RunningEngine:
         *,
         parrot: bool = True,
         step_s: float = 0.0,
+        core: str = "tests.local_engine.tiny",
         engine: dict[str, object] | None = None,
         server: dict[str, object] | None = None,
     ) -> None:
@@ -56,7 +57,7 @@ class RunningEngine:
             **(server or {}),  # type: ignore[arg-type]
         )
         self._arguments = [msgspec.json.encode(config).decode(), msgspec.json.encode(settings).decode(), str(folder)]
-        self._environment = {**os.environ, "TINY_STEP_S": str(step_s), "PYTHONPATH": str(ROOT)}
+        self._environment = {**os.environ, "TINY_STEP_S": str(step_s), "TINY_CORE": core, "PYTHONPATH": str(ROOT)}
 
     def __enter__(self) -> Self:
         self.start()

@@ -51,7 +51,6 @@ async def refused(client: httpx.AsyncClient, path: str, body: object, status: in
         ({"stream_options": {}}, "stream_options", "stream_options is allowed only when stream is true."),
         ({"frobnicate": 1}, "frobnicate", "Unknown parameter: 'frobnicate'."),
         ({"stream_options": {"x": 1}, "stream": True}, "stream_options.x", "Unknown parameter: 'stream_options.x'."),
-        ({"logprobs": True}, "logprobs", "logprobs is not supported: this engine gives no log probabilities yet."),
         ({"tools": [{"type": "function"}]}, "tools", "tools is not supported: this engine has no tool calling yet."),
         (
             {"response_format": {"type": "json_object"}},
@@ -71,7 +70,7 @@ async def test_rule_38_a_parameter_is_honoured_or_refused_by_name(
 
 def test_the_readme_lists_every_parameter_that_is_refused() -> None:
     readme = (ROOT / "local_engine" / "README.md").read_text()
-    assert [name for name in (*_REFUSED, "logprobs") if f"`{name}`" not in readme] == []
+    assert [name for name in _REFUSED if f"`{name}`" not in readme] == []
 
 
 async def test_values_that_ask_for_nothing_pass(client: httpx.AsyncClient) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from local_engine.config import EngineConfig, ServerConfig
 from local_engine.errors import EngineError
 from local_engine.server.run import serve
 
-CORE = (sys.executable, "-m", "tests.local_engine.tiny")
+CORE = (sys.executable, "-m", os.environ.get("TINY_CORE", "tests.local_engine.tiny"))
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
