@@ -132,6 +132,10 @@ class Metrics:
         self.budget_thresholds = self._counter(
             "budget_thresholds", "Budget periods that reached a threshold.", "scope", "percent"
         )
+        self.rate_fetches = self._counter(
+            "rate_fetches", "Rounds of a rate feed, by what came of them.", "feed", "result"
+        )
+        self.rate_age = self._gauge("rate_feed_age_seconds", "Since a feed's newest rate was published.", "feed")
         self.webhooks = self._counter("webhooks", "Tries to deliver an event, by how they ended.", "result")
         self.webhooks_pending = self._gauge("webhooks_pending", "Events that wait to be delivered.")
         self.limit_store_up = self._gauge("limit_store_up", "1 while the limit store answers.")

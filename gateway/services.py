@@ -28,6 +28,7 @@ from gateway.metering.process import RecorderProcess, Recording
 from gateway.metering.progress import watch_journal
 from gateway.metering.reconcile import Reconciliation
 from gateway.metrics import MAX_ROUTES, Metrics
+from gateway.rates.keeper import RateKeeper
 from gateway.routing.allowances import Allowances
 from gateway.routing.breaker import State
 from gateway.routing.routes import Router
@@ -65,6 +66,7 @@ class Services:
     wallets: WalletKeeper
     webhooks: Webhooks
     thresholds: Thresholds
+    rates: RateKeeper
     maintenance: Maintenance
     reconciliation: Reconciliation
     watch: Watch = field(default_factory=Watch)
@@ -86,6 +88,7 @@ class Services:
         self.wallets.start()
         self.webhooks.start()
         self.thresholds.start()
+        self.rates.start()
         self.watch.start()
         self.maintenance.start()
         self._watch_metrics()
@@ -115,6 +118,7 @@ class Services:
         await asyncio.to_thread(self.journal.stop)
         await self.recorder.stop()
         await self.wallets.stop()
+        await self.rates.stop()
         await self.thresholds.stop()
         await self.webhooks.stop()
         await self.catalog.stop()
@@ -201,6 +205,7 @@ async def build_services(settings: Settings, record: StartRecorder = _recorder_p
         wallets=WalletKeeper(database, metrics),
         webhooks=webhooks,
         thresholds=thresholds,
+        rates=RateKeeper(database, metrics, settings.rates),
         maintenance=Maintenance(database, settings.retention),
     )
 

@@ -19,14 +19,17 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from gateway.secret import MASK, Secret
+from gateway.settings_rates import RateFeedSettings, RateSettings, check_feeds
 from gateway.settings_routing import Count, ModelSettings, ProviderSettings, RouteSettings, check_routing
-from gateway.settings_source import SettingsError, Source, build, read_source, resolve_text
+from gateway.settings_source import SettingsError, Source, build, check_networks, read_source, resolve_text
 
 __all__ = [
     "JournalSettings",
     "LimitSettings",
     "ModelSettings",
     "ProviderSettings",
+    "RateFeedSettings",
+    "RateSettings",
     "RetentionSettings",
     "RouteSettings",
     "Secret",
@@ -93,6 +96,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: LimitSettings = field(default_factory=LimitSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     webhook: WebhookSettings = field(default_factory=WebhookSettings)
+    rates: RateSettings = field(default_factory=RateSettings)
     trusted_proxies: list[str] = []
     """Addresses or networks whose `x-forwarded-for` is believed."""
     auth_stale_s: Annotated[int, Meta(ge=1)] = 900
@@ -154,8 +158,9 @@ def _check(settings: Settings, source: Source) -> None:
     for name in ("listen", "admin_listen"):
         if getattr(settings, name) is not None:
             _check_listen(getattr(settings, name), source, name)
-    _check_networks(settings.trusted_proxies, source, ("trusted_proxies",))
+    check_networks(settings.trusted_proxies, source, ("trusted_proxies",))
     _check_webhook(settings.webhook, source)
+    check_feeds(settings.rates.feeds, source)
     days = settings.retention.usage_days
     if days is not None and settings.journal.retain_hours >= days * 24:
         raise source.error(
@@ -164,16 +169,8 @@ def _check(settings: Settings, source: Source) -> None:
     check_routing(settings.providers, settings.models, source)
 
 
-def _check_networks(texts: list[str], source: Source, path: tuple[str, ...]) -> None:
-    for index, text in enumerate(texts):
-        try:
-            ip_network(text, strict=False)
-        except ValueError as error:
-            raise source.error((*path, index), f"{text!r} is no IP address or network, such as 10.0.0.0/8") from error
-
-
 def _check_webhook(webhook: WebhookSettings, source: Source) -> None:
-    _check_networks(webhook.networks, source, ("webhook", "networks"))
+    check_networks(webhook.networks, source, ("webhook", "networks"))
     if webhook.url is None:
         return
     parts = urlsplit(webhook.url)

@@ -11,6 +11,7 @@ import re
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -312,3 +313,12 @@ def _takes_text(bare: Any) -> bool:
 def _nearest(key: str, known: Iterable[str]) -> str:
     found = difflib.get_close_matches(key, list(known), n=1)
     return f"; did you mean `{found[0]}`?" if found else f"; known here: {', '.join(sorted(known))}"
+
+
+def check_networks(texts: list[str], source: Source, path: tuple[str | int, ...]) -> None:
+    """Raises `SettingsError` that names the entry."""
+    for index, text in enumerate(texts):
+        try:
+            ip_network(text, strict=False)
+        except ValueError as error:
+            raise source.error((*path, index), f"{text!r} is no IP address or network, such as 10.0.0.0/8") from error

@@ -97,6 +97,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "POST /admin/v1/price-books/drafts/{draft_id}/discard": _BILLING,
     "GET /admin/v1/rates": _READ,
     "POST /admin/v1/rates": _BILLING,
+    "POST /admin/v1/rates/fetch": _BILLING,
     "GET /admin/v1/terms": _READ,
     "POST /admin/v1/terms": _BILLING,
     "GET /admin/v1/sell-prices": _READ,

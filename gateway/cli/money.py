@@ -9,6 +9,7 @@ from gateway.cli.output import admin_options, print_object, print_rows
 from gateway.cli.parse import HELP_TIME, given
 
 RATE_COLUMNS = ("id", "kind", "base", "quote", "rate", "source", "effective_from", "recorded_at")
+FEED_COLUMNS = ("feed", "added", "known", "newest", "refused")
 TERMS_COLUMNS = ("id", "team_id", "provider", "policy", "rate", "bps", "base", "quote", "effective_from")
 
 
@@ -47,6 +48,18 @@ def rate_list(url: str, as_json: bool) -> None:
     """All rates, in the order they were recorded."""
     with AdminClient(url) as client:
         print_rows(client.pages("/rates"), RATE_COLUMNS, as_json)
+
+
+@rate.command("fetch")
+@click.option("--feed", help="Only this one of the configured feeds.")
+@admin_options
+def rate_fetch(feed: str | None, url: str, as_json: bool) -> None:
+    """Have the gateway fetch its rate feeds now (`rates.feeds` in the configuration)."""
+    with AdminClient(url) as client:
+        answer = client.post("/rates/fetch", given(feed=feed))
+    print_rows(answer["data"], FEED_COLUMNS, as_json)
+    if any(each["refused"] for each in answer["data"]):
+        raise SystemExit(1)
 
 
 @click.group()

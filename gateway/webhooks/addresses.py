@@ -1,4 +1,4 @@
-"""Where a webhook may go: to addresses of the public internet, and to those that the configuration names.
+"""Where a request of ours may go (a webhook, a file of rates): to the public internet, and to what the configuration names.
 
 A name is resolved once and every address that it has is checked; the connection then goes to one of them, so that a name which
 answers differently the next time (DNS rebinding) gains nothing.
@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Final
+
+import httpx
 
 Network = IPv4Network | IPv6Network
 Address = IPv4Address | IPv6Address
 
+NO_HEADERS: Final[Mapping[str, str]] = {}
 _NAT64 = IPv6Network("64:ff9b::/96")
 _SITE_LOCAL = IPv6Network("fec0::/10")
 
@@ -30,9 +34,30 @@ async def resolve(host: str, port: int, allowed: Sequence[Network]) -> Address:
     for address in addresses:
         if not permitted(address, allowed):
             raise ForbiddenAddress(
-                f"{host} is {address}, which is no public address; if it is meant, name its network in webhook.networks"
+                f"{host} is {address}, which is no public address; if it is meant, name its network in `networks` beside its url"
             )
     return addresses[0]
+
+
+async def pinned(
+    client: httpx.AsyncClient,
+    method: str,
+    url: httpx.URL,
+    allowed: Sequence[Network],
+    *,
+    headers: Mapping[str, str] = NO_HEADERS,
+    content: bytes | None = None,
+) -> httpx.Request:
+    """A request to an address of `url`'s host that was checked, under the host's own name. Raises as `resolve`."""
+    port = url.port or (443 if url.scheme == "https" else 80)
+    address = await resolve(url.host, port, allowed)
+    return client.build_request(
+        method,
+        url.copy_with(host=str(address)),
+        headers={"host": url.netloc.decode(), "user-agent": "metergate", **headers},
+        content=content,
+        extensions={"sni_hostname": url.host},
+    )
 
 
 def permitted(address: Address, allowed: Sequence[Network]) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from gateway.secret import Secret
-from gateway.webhooks.addresses import ForbiddenAddress, Network, resolve
+from gateway.webhooks.addresses import ForbiddenAddress, Network, pinned
 from gateway.webhooks.outbox import Pending
 from gateway.webhooks.signing import EVENT_ID, HEADER, sign
 
@@ -47,23 +47,12 @@ class Sender:
             raise Undelivered(f"answered with status {status}")
 
     async def _post(self, key: str, body: bytes) -> int:
-        url = self._url
-        port = url.port or (443 if url.scheme == "https" else 80)
-        address = await resolve(url.host, port, self._networks)
         headers = {
-            "host": url.netloc.decode(),
             "content-type": "application/json",
-            "user-agent": "metergate",
             EVENT_ID: key,
             HEADER: sign(self._secret.reveal(), body, int(time.time())),
         }
-        request = self._client.build_request(
-            "POST",
-            url.copy_with(host=str(address)),
-            headers=headers,
-            content=body,
-            extensions={"sni_hostname": url.host},
-        )
+        request = await pinned(self._client, "POST", self._url, self._networks, headers=headers, content=body)
         response = await self._client.send(request, stream=True)
         await response.aclose()  # what it says is of no use
         return response.status_code
