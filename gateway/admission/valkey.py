@@ -6,17 +6,13 @@ This class speaks to a server that answers. What to do while it does not, and ho
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha1
 from importlib.resources import files
 from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
 
 from billing.money import NANO
 from gateway.admission.claims import (
@@ -35,6 +31,8 @@ from gateway.admission.claims import (
     View,
 )
 from gateway.admission.memory import PAST_PERIOD_US
+from gateway.admission.pipeline import Pipeline, Unreachable
+from gateway.admission.resp import ErrorReply, Word, command, word
 from gateway.admission.store import AlreadyFinished, EpochLost, Healing, StoreUnavailable
 
 PREFIX: Final = "{metergate}"
@@ -77,23 +75,15 @@ class ValkeyStore:
         url: str,
         *,
         prefix: str = PREFIX,
-        timeout_s: float = 0.1,
-        connections: int = 32,
+        timeout_s: float = 0.2,
         heal_us: int = HEAL_US,
         clock: Callable[[], int] | None = None,
     ) -> None:
-        pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=connections,
-            timeout=timeout_s,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
-        )
-        self._redis: Redis = Redis(connection_pool=pool)
-        self._pool = pool
+        self._pipeline = Pipeline(url, timeout_s)
         self._prefix = prefix
         self._keys: tuple[str, ...] = ()
+        self._heads: dict[str, bytes] = {}
+        """What every call of a script in this world begins with."""
         self._heal_us = heal_us
         self._clock = clock
         self.epoch = ""
@@ -103,8 +93,7 @@ class ValkeyStore:
         await self.join()
 
     async def stop(self) -> None:
-        await self._redis.aclose()
-        await self._pool.disconnect()
+        await self._pipeline.aclose()
 
     @property
     def joined(self) -> bool:
@@ -114,16 +103,16 @@ class ValkeyStore:
         """Take part in the server's present world, or begin one. True when it is another than the one known before."""
         fresh = uuid.uuid4().hex
         now_us = self._clock() if self._clock else -1
-        epoch, sequence = await self._run(
-            _BEGIN,
-            (f"{self._prefix}:epoch", f"{self._prefix}:{self.epoch}"),
-            (self.epoch, self._seen, fresh, self._heal_us, now_us, f"{self._prefix}:"),
-        )
+        keys = (f"{self._prefix}:epoch", f"{self._prefix}:{self.epoch}")
+        asked = (self.epoch, self._seen, fresh, self._heal_us, now_us, f"{self._prefix}:")
+        call = command("EVALSHA", _BEGIN.sha, len(keys), *keys, *asked)
+        epoch, sequence = await self._run(call, lambda: command("EVAL", _BEGIN.text, len(keys), *keys, *asked))
         changed: bool = epoch.decode() != self.epoch
         self._seen = sequence if changed else max(self._seen, sequence)
         self.epoch = epoch.decode()
         world = f"{self._prefix}:{self.epoch}"
         self._keys = (world, f"{world}:expiry", f"{world}:unshipped", f"{world}:periods", f"{self._prefix}:replicas")
+        self._heads = {}
         return changed
 
     async def admit(self, claim: Claim) -> Answer:
@@ -219,7 +208,11 @@ class ValkeyStore:
 
     async def _call(self, script: _Script, *arguments: object) -> Any:
         now_us = self._clock() if self._clock else -1
-        answer = _decode(await self._run(script, self._keys, (_encode((self._seen, now_us, *arguments)),)))
+        argument = word(_encode((self._seen, now_us, *arguments)))
+        head = self._heads.get(script.sha)
+        if head is None:
+            head = self._heads[script.sha] = self._head("EVALSHA", script.sha)
+        answer = _decode(await self._run(head + argument, lambda: self._head("EVAL", script.text) + argument))
         if answer[0] == "lost":
             raise EpochLost("the limit store was wiped, or restored from an older copy")
         self._seen = max(self._seen, answer[1])
@@ -227,15 +220,21 @@ class ValkeyStore:
             raise Healing("the limit store is being rebuilt after a wipe", retry_after_us=answer[2])
         return answer
 
-    async def _run(self, script: _Script, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        execute: Callable[..., Awaitable[Any]] = self._redis.execute_command
+    def _head(self, *words: Word) -> bytes:
+        """A script's call up to its one argument."""
+        words = (*words, len(self._keys), *self._keys)
+        return b"*%d\r\n" % (len(words) + 1) + b"".join(map(word, words))
+
+    async def _run(self, call: bytes, in_full: Callable[[], bytes]) -> Any:
         try:
             try:
-                return await execute("EVALSHA", script.sha, len(keys), *keys, *arguments)
-            except NoScriptError:  # nothing was run: a restarted server has forgotten it
-                return await execute("EVAL", script.text, len(keys), *keys, *arguments)
-        except (RedisError, OSError, TimeoutError) as error:
-            raise StoreUnavailable(f"the limit store does not answer: {type(error).__name__}: {error}") from error
+                return await self._pipeline.execute(call)
+            except ErrorReply as error:
+                if not str(error).startswith("NOSCRIPT"):
+                    raise
+                return await self._pipeline.execute(in_full())  # nothing was run: a restarted server has forgotten it
+        except (Unreachable, ErrorReply) as error:
+            raise StoreUnavailable(f"the limit store does not answer: {error}") from error
 
 
 def _lease(claim: Claim) -> str:
