@@ -159,8 +159,8 @@ class Services:
             labels = (model, route.provider_name, route.model)
             metrics.route_circuit.labels(*labels).set(CIRCUITS[state])
             metrics.route_in_flight.labels(*labels).set(route.in_flight)
-            if route.pace is not None and route.pace.mean_s is not None:
-                metrics.route_pace.labels(*labels).set(route.pace.mean_s)
+            if route.mean_pace_s is not None:
+                metrics.route_pace.labels(*labels).set(route.mean_pace_s)
 
 
 StartRecorder = Callable[[Journal, Path, Settings, Metrics], Recording]

@@ -80,6 +80,8 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fallbacks: list[str] = []
     """Models whose routes are tried, in this order, when none of this one's own answers, each followed by its own fallbacks. A
     prompt that does not fit goes to those with a larger context window."""
+    hedge: bool = False
+    """Whether a second route is asked as well when the first has not begun within the time of 95 % of its last answers."""
     strategy: Literal["priority", "weighted", "cheapest", "fastest", "least_busy", "prefix_affinity"] = "priority"
 
 

@@ -32,7 +32,7 @@ class RouteView(Struct, frozen=True, kw_only=True):
     keys_held: int
     """How many of our keys at the provider are left alone now, for they were refused, out of quota or limited."""
     first_content_ms: int | None
-    """The decayed mean time to the first content of an answer; null where nothing is measured, or the strategy needs none."""
+    """The decayed mean time to the first content of a stream; null where nothing is measured, or the strategy needs none."""
     priced: bool | None
     """Whether the price book covers it now; null while the catalog is not loaded."""
 
@@ -54,6 +54,7 @@ class RoutesController(Controller):
 
 
 def _view(model: str, route: Route, state: State, now_s: float, rooms: Rooms) -> RouteView:
+    mean_s = route.mean_pace_s
     return RouteView(
         model=model,
         provider=route.provider_name,
@@ -65,7 +66,7 @@ def _view(model: str, route: Route, state: State, now_s: float, rooms: Rooms) ->
         retry_in_ms=round(route.breaker.opens_in_s(now_s) * 1000),
         in_flight=route.in_flight,
         keys_held=route.provider.keys_held(now_s),
-        first_content_ms=None if route.pace is None or route.pace.mean_s is None else round(route.pace.mean_s * 1000),
+        first_content_ms=None if mean_s is None else round(mean_s * 1000),
         priced=_priced(route, rooms),
     )
 

@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 from billing.rating import Rated
 from billing.usage import Usage
 from gateway.errors import ApiError, unavailable
@@ -183,6 +185,18 @@ class Account:
             if attempt.sequence == self.answered and attempt.usage is not None:
                 return attempt.usage
         return NOTHING
+
+    def knows(self, sequence: int) -> bool:
+        """Whether one attempt has its outcome."""
+        return any(each.sequence == sequence for each in self.attempts)
+
+    def correct(self, sequence: int, usage: Usage) -> None:
+        """An attempt that was broken off has said what it used. After the books are closed it stays as estimated."""
+        if not self.closed:
+            self.attempts = [
+                replace(each, usage=usage, estimated=False) if each.sequence == sequence else each
+                for each in self.attempts
+            ]
 
     def used_by(self, sequence: int) -> int:
         """Tokens that one attempt is known to have used."""

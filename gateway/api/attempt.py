@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -20,25 +21,29 @@ from gateway.upstream.doubt import judged
 from gateway.upstream.errors import TransportError
 
 if TYPE_CHECKING:
+    from gateway.admission.claims import Claim
     from gateway.routing.routes import Route
+    from gateway.services import Services
     from gateway.upstream.base import Adapter, Answer, Call, Failure, Outgoing
     from gateway.upstream.events import Scanner
-    from gateway.upstream.wire import UpstreamResponse
+    from gateway.upstream.wire import Transport, UpstreamResponse
 
 logger = logging.getLogger(__name__)
 
 CANCEL_WAIT_S: Final = 1.0
+HEDGE_AFTER: Final = 0.95
+OUTRUN: Final = "another attempt was quicker"
 
 
 class Attempt:
     """`id` is what the provider knows the attempt by, `adapter` the provider's, speaking the caller's dialect.
 
-    `scanner` is there for a stream, `response` once there is one.
+    `scanner` is there for a stream, `response` once there is one; `share` is what it took of its provider's minute.
     """
 
     __slots__ = (
         "_counted", "_credential", "_heard", "_most_output", "_tokenizer", "account", "adapter", "began_ns", "call", "id",
-        "outgoing", "response", "route", "scanner", "sequence",
+        "outgoing", "response", "route", "scanner", "sequence", "share", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +65,8 @@ class Attempt:
         self.id = identifier
         self.outgoing = outgoing
         self.sequence = 0
+        self.transport: Transport = route.provider.transport
+        self.share: Claim | None = None
         self.began_ns = time.monotonic_ns()
         self.response: UpstreamResponse | None = None
         self.scanner: Scanner | None = adapter.scanner(call) if call.streamed else None
@@ -68,18 +75,50 @@ class Attempt:
         self._heard: bytearray | None = None
         self._counted: int | None = None
 
-    def begin(self, now_s: float) -> None:
-        """It goes out now."""
-        self.route.breaker.begin(now_s)
-        if self.route.pace is not None:
-            self.route.pace.asked(now_s)
+    def begin(self) -> None:
+        """It goes out now; `end` says that it is over."""
+        route, self.began_ns = self.route, time.monotonic_ns()
+        route.provider.in_flight += 1
+        route.in_flight += 1
+        now_s = self.began_ns / 1e9
+        route.breaker.begin(now_s)
+        if (pace := route.pace(self.call.streamed)) is not None:
+            pace.asked(now_s)
+
+    def end(self, services: Services) -> None:
+        self.route.provider.in_flight -= 1
+        self.route.in_flight -= 1
+        if self.share is not None:
+            services.spawn(services.allowances.give_back(self.share, self.account.used_by(self.sequence)))
 
     def first_content(self) -> None:
         """The answer has begun; or the wait for it has ended without one."""
-        pace = self.route.pace
+        pace = self.route.pace(self.call.streamed)
         if pace is not None:
             now_ns = time.monotonic_ns()
             pace.answered(now_ns / 1e9, (now_ns - self.began_ns) / 1e9)
+
+    def hedge_after_s(self) -> float | None:
+        """When a second attempt is worth its cost: after the time in which nearly all answers of this route began."""
+        if not self.route.of.hedge:
+            return None
+        pace = self.route.pace(self.call.streamed)
+        return None if pace is None else pace.percentile_s(HEDGE_AFTER)
+
+    def lose(self, services: Services) -> None:
+        """Another attempt was quicker. Until its provider has said what it used, this one's cost is its prompt."""
+        now_ns, pace = time.monotonic_ns(), self.route.pace(self.call.streamed)
+        if pace is not None:
+            pace.outrun(now_ns / 1e9, (now_ns - self.began_ns) / 1e9)
+        self.outcome(CANCELLED, usage=self.estimate(0), error=OUTRUN, estimated=True)
+        services.spawn(self._break_off())
+
+    async def _break_off(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CANCEL_WAIT_S):
+                usage = await self.adapter.cancel(self.route.provider, self.id)
+                if usage is not None:
+                    self.account.correct(self.sequence, usage)
 
     def usage_so_far(self) -> tuple[Usage, bool]:
         """What is known of its usage, and whether that is an estimate: the last the stream reported, or what it looks like."""

@@ -7,8 +7,8 @@ A request waits for its provider without a timer of its own. It notes the coarse
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
 
 from gateway.api.asgi import BODY, START, STREAM_HEADERS, Departure, RawHeaders, Receive, Send
 from gateway.sse import KEEP_ALIVE, StreamBroken
@@ -135,6 +135,16 @@ class Caller:
             if size > MOST_ANSWER_BYTES:
                 raise StreamBroken(f"an answer of more than {MOST_ANSWER_BYTES} bytes")
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def wait_for(self, calls: Iterable[asyncio.Task[Any]], limit_s: float, within_s: float | None = None) -> None:
+        """Until one of `calls` is done, or for `within_s`."""
+        self._limit_s, self._waiting_since_s = limit_s, self._watch.now_s
+        try:
+            await asyncio.wait(calls, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            raise self._interruption() from None
+        finally:
+            self._waiting_since_s = 0.0
 
     async def pause(self, pause_s: float) -> None:
         """Between two attempts."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,7 @@ from gateway.api.account import CANCELLED, COMPLETED, FAILED, INCOMPLETE, Accoun
 from gateway.api.asgi import JSON, CallerLeft, RawHeaders, Receive, Scope, Send, error_headers, read_body
 from gateway.api.attempt import Attempt
 from gateway.api.caller import LEFT, Caller, Interrupted
+from gateway.api.hedge import race
 from gateway.api.streaming import STOPPING, StreamRelay
 from gateway.api.succession import UNMAPPED, Succession
 from gateway.api.surface import Surface, read_tags
@@ -32,7 +34,6 @@ from gateway.upstream.base import BadAnswer, Failure
 from gateway.upstream.errors import TransportError
 
 if TYPE_CHECKING:
-    from gateway.admission.claims import Claim
     from gateway.routing.routes import Plan, Route
     from gateway.services import Services
     from gateway.upstream.base import Answer, Call
@@ -168,13 +169,23 @@ class Exchange:
         assert self._plan is not None
         may_retry = b"x-metergate-no-retry" not in self._headers
         succession = Succession(self._services, self._plan, self._account, may_retry=may_retry)
-        while (failure := await self._attempt(succession.route)) is not None:
+        while (failure := await self._attempt(succession)) is not None:
             pause = await succession.after(failure)
             if pause:
                 await self._caller.pause(pause)
 
-    async def _attempt(self, route: Route) -> Failure | None:
-        """One attempt at one route; the failure, or None when the request is over. Journalled before anything is sent."""
+    async def _attempt(self, succession: Succession) -> Failure | None:
+        """One attempt, or two of which the quicker one stays; the failure, or None when the request is over."""
+        begun = await self._begin(succession.route)
+        if isinstance(begun, Failure):
+            return begun
+        hedge_after_s = begun.hedge_after_s()
+        if hedge_after_s is not None:
+            begun = await race(self._caller, begun, hedge_after_s, partial(self._second, succession), self._lose)
+        return await self._finish(begun)
+
+    async def _begin(self, route: Route) -> Attempt | Failure:
+        """An attempt, journalled before anything is sent; or why there is none. Raises `ApiError` 503, or `Interrupted`."""
         call, account, provider = self._call, self._account, route.provider
         assert call is not None and account.lease is not None and account.identity is not None
         identifier = self._id if not account.opened else f"{self._id}-{len(account.opened) + 1}"
@@ -186,21 +197,23 @@ class Exchange:
             )
         except ApiError as error:
             return Failure(error, False, False, None, UNMAPPED)
-        share: Claim | None = None
+        attempt = Attempt(account, call, route, adapter, identifier, outgoing, output_cap=cap)
         if provider.limited:
             turn = await take_turn(self._services.allowances, self._caller, provider, call.input_tokens + (cap or 0))
             if isinstance(turn, Failure):
                 return turn
-            share = turn
-        attempt = Attempt(account, call, route, adapter, identifier, outgoing, output_cap=cap)
+            attempt.share = turn
         if call.streamed and route.of.tokenizer is not None:
             attempt.keep_heard(Path(route.of.tokenizer))
         attempt.sequence = account.open(call, route, account.lease.reserved, self._tags)
-        provider.in_flight += 1
-        route.in_flight += 1
-        attempt.begin(time.monotonic())
+        attempt.begin()
+        return attempt
+
+    async def _finish(self, attempt: Attempt) -> Failure | None:
+        """The attempt from its call to its end."""
+        route = attempt.route
         try:
-            if call.streamed:
+            if attempt.call.streamed:
                 failure = await StreamRelay(attempt, self._caller, self._surface, self._answer_headers(route)).run()
             else:
                 failure = await self._whole(attempt)
@@ -208,14 +221,32 @@ class Exchange:
             route.breaker.abandoned()
             raise
         finally:
-            provider.in_flight -= 1
-            route.in_flight -= 1
-            if share is not None:
-                self._services.spawn(self._services.allowances.give_back(share, account.used_by(attempt.sequence)))
+            attempt.end(self._services)
         failure = self._judge(attempt, failure)
-        if failure is not None and len(account.attempts) < attempt.sequence:
+        if failure is not None and not self._account.knows(attempt.sequence):
             attempt.outcome(FAILED, error=failure.reason)
         return failure
+
+    async def _second(self, succession: Succession) -> Attempt | None:
+        """Another attempt beside one that is slow to begin, where there is another route for it."""
+        route = succession.spare()
+        if route is None:
+            return None
+        try:
+            begun = await self._begin(route)
+        except ApiError:
+            return None
+        return None if isinstance(begun, Failure) else begun
+
+    def _lose(self, attempt: Attempt, failure: Failure | None) -> None:
+        """The other attempt answers. This one failed, or is broken off: what it may have used is kept as its cost."""
+        attempt.end(self._services)
+        if failure is None:
+            attempt.route.breaker.abandoned()
+            attempt.lose(self._services)
+        else:
+            self._judge(attempt, failure)
+            attempt.outcome(FAILED, error=failure.reason)
 
     def _judge(self, attempt: Attempt, failure: Failure | None) -> Failure | None:
         """What the attempt says about its route. A stream that failed in-band has said so itself."""
@@ -236,7 +267,7 @@ class Exchange:
         provider, caller, account = attempt.route.provider, self._caller, self._account
         limit_s = provider.settings.timeout_s
         try:
-            response = attempt.response = await caller.open(provider.transport, attempt.outgoing, limit_s)
+            response = attempt.response = await caller.open(attempt.transport, attempt.outgoing, limit_s)
             body = await caller.read_whole(response, limit_s)
             if response.status != 200:
                 return provider.adapter.failure(provider, response.status, failures.retry_after(response), body)
@@ -324,8 +355,9 @@ class Exchange:
         account = self._account
         if not account.opened:
             return
-        metrics, first = self._services.metrics, account.opened[-1]
-        for opened, outcome in zip(account.opened, account.attempts, strict=False):
+        metrics, first = self._services.metrics, account.opened[(account.answered or 0) - 1]
+        for outcome in account.attempts:
+            opened = account.opened[outcome.sequence - 1]
             metrics.route(first.surface, first.model, opened.provider).attempted(outcome.status)
             if outcome.usage is not None and outcome.usage.flaw is not None:
                 metrics.flawed.labels(opened.provider).inc()

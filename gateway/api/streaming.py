@@ -44,7 +44,7 @@ class StreamRelay:
         caller.stream_headers = lambda: self._headers
         try:
             try:
-                attempt.response = await caller.open(provider.transport, attempt.outgoing, provider.settings.timeout_s)
+                attempt.response = await caller.open(attempt.transport, attempt.outgoing, provider.settings.timeout_s)
                 failure = await self._receive()
             except Interrupted as interrupted:
                 if interrupted.why == LEFT:

@@ -68,6 +68,13 @@ class Succession:
         self._again += 1
         return pause
 
+    def spare(self) -> Route | None:
+        """Another route of the plan for an attempt beside the one that runs, where the retry budget has room for it."""
+        place = self._following()
+        if not place or not self._may_retry or len(self._account.opened) >= MOST_ATTEMPTS or not self._may_try():
+            return None
+        return self._plan.routes[place]
+
     def _may_try(self) -> bool:
         return self._plan.retries.take(self._account.key_id)
 

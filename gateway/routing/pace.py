@@ -40,6 +40,14 @@ class Pace:
 
     def answered(self, now_s: float, took_s: float) -> None:
         self._samples.append(took_s)
+        self._learn(now_s, took_s)
+
+    def outrun(self, now_s: float, waited_s: float) -> None:
+        """An answer that was not waited for: it would have taken longer than `waited_s`."""
+        if self._mean_s is None or waited_s > self._mean_s:
+            self._learn(now_s, waited_s)
+
+    def _learn(self, now_s: float, took_s: float) -> None:
         if self._mean_s is None:
             self._mean_s = took_s
         else:

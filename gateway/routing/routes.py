@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """One way to serve a model. `model` is the provider's name for it, `of` the model that callers name; `pace` is kept where
-    something asks for it."""
+    """One way to serve a model. `model` is the provider's name for it, `of` the model that callers name; `paces` (of whole
+    answers, of streams) are kept where something asks for them."""
 
     provider: Provider
     provider_name: str
@@ -36,12 +36,23 @@ class Route:
     settings: RouteSettings
     of: ModelSettings
     breaker: Breaker = field(default_factory=Breaker)
-    pace: Pace | None = None
+    paces: tuple[Pace, Pace] | None = None
     in_flight: int = 0
     model_json: Raw = field(init=False)
 
     def __post_init__(self) -> None:
         self.model_json = Raw(msgspec.json.encode(self.model))
+
+    def pace(self, streamed: bool) -> Pace | None:
+        return None if self.paces is None else self.paces[streamed]
+
+    @property
+    def mean_pace_s(self) -> float | None:
+        """Of streams; of whole answers where there was no stream yet."""
+        whole, streamed = self.paces or (None, None)
+        if streamed is not None and streamed.mean_s is not None:
+            return streamed.mean_s
+        return None if whole is None else whole.mean_s
 
     def usable(self, now_s: float, key: str = ROUTES_OWN) -> bool:
         return self.provider.available and self.breaker.allows(now_s, key)
@@ -111,10 +122,10 @@ class Router:
         provider = self.providers[settings.provider]
         known = old.get((provider.name, settings.model))
         breaker = Breaker() if known is None else known.breaker
-        pace = None
-        if model.strategy == "fastest":
-            pace = Pace() if known is None or known.pace is None else known.pace
-        return Route(provider, provider.name, settings.model, provider.price_list, settings, model, breaker, pace)
+        paces = None
+        if model.strategy == "fastest" or model.hedge:
+            paces = (Pace(), Pace()) if known is None or known.paces is None else known.paces
+        return Route(provider, provider.name, settings.model, provider.price_list, settings, model, breaker, paces)
 
     def reload(self, settings: Settings) -> None:
         """Take over providers and models. An unchanged provider keeps its connections, a running request its own."""

@@ -70,8 +70,11 @@ def by_cost(model: Model, asked: Asked) -> list[Route]:
 def by_pace(model: Model, asked: Asked) -> list[Route]:
     """The one that began its answers soonest of late."""
 
+    streamed = asked.call is not None and asked.call.streamed
+
     def expected_s(route: Route) -> float:
-        return route.pace.expected_s(asked.now_s, asking=route.in_flight > 0) if route.pace is not None else math.inf
+        pace = route.pace(streamed)
+        return math.inf if pace is None else pace.expected_s(asked.now_s, asking=route.in_flight > 0)
 
     return sorted(model.routes, key=expected_s)
 

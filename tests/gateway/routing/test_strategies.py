@@ -104,7 +104,7 @@ async def test_a_request_fee_weighs_on_small_requests() -> None:
 
 
 def measure(of: Router, name: str, now_s: float, took_s: float) -> None:
-    pace = route(of, name).pace
+    pace = route(of, name).pace(False)
     assert pace is not None
     pace.answered(now_s, took_s)
 
@@ -138,7 +138,7 @@ async def test_a_slow_route_is_tried_again_and_its_answer_decides() -> None:
         if order(of, now_s + 1.0)[0] == "b":
             break
     assert 3 * HALF_S < now_s < 4 * HALF_S
-    pace = route(of, "b").pace
+    pace = route(of, "b").pace(False)
     assert pace is not None
     pace.asked(now_s + 1.0)
     assert order(of, now_s + 1.1)[0] == "a"
