@@ -30,6 +30,7 @@ from typing import Any, Final
 from uuid import UUID
 
 import asyncpg  # type: ignore[import-untyped]
+from msgspec.structs import replace
 from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -39,7 +40,7 @@ from billing import tables
 from billing.books import load_books
 from billing.database import open_database, reading
 from billing.folding import fold
-from billing.ledger import record, spent
+from billing.ledger import UsageRecord, record, spent
 from billing.partitions import ensure_partitions
 from billing.periods import zone_of
 from billing.publishing import publish_price
@@ -48,7 +49,10 @@ from billing.reports import usage_buckets
 from billing.statements import draft_statement, issue_statement, month_bounds
 from billing.teams import TeamRow, create_team
 from billing.times import DAY_US, QUARTER_US, datetime_of, now_us
+from billing.writers import begin_last
 from gateway.database import upgrade
+from gateway.ids import new_request_id
+from gateway.metering.pace import Pace
 
 ROOT: Final = Path(__file__).parents[1]
 MONTH: Final = "2026-10"
@@ -415,18 +419,16 @@ async def admin_writes(database: Database, journal: Path, writes: int) -> dict[s
     }
 
 
-async def _record_until(url: str, rated: Sequence[Any], stop: threading.Event, recorded: list[int]) -> None:
-    """The same requests under new ids, a thousand a transaction, as the recorder commits them."""
-    from msgspec.structs import replace
-
-    from gateway.ids import new_request_id
-
-    engine = open_database(url, pool_size=1)
+async def _record_until(url: str, rated: Sequence[UsageRecord], stop: threading.Event, recorded: list[int]) -> None:
+    """The same requests under new ids, as many a transaction as the recorder would commit."""
+    engine, pace = open_database(url, pool_size=1), Pace()
     try:
         while not stop.is_set():
-            part = [replace(each, id=new_request_id()) for each in rated[:1000]]
-            async with engine.begin() as connection:
+            part = [replace(each, id=new_request_id()) for each in rated[: pace.rows]]
+            start = time.perf_counter()
+            async with begin_last(engine) as connection:
                 recorded[0] += (await record(connection, part)).inserted
+            pace.took(len(part), time.perf_counter() - start)
     finally:
         await engine.dispose()
 

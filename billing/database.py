@@ -14,9 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from billing import tables
 from billing.errors import BillingError
+from billing.writers import waiting
 
 BUSY_TIMEOUT_MS: Final = 10_000
 _BEGIN_OPTION: Final = "metergate_begin"
+_DEFERRED: Final = "deferred"
 
 
 def async_url(url: str) -> URL:
@@ -62,7 +64,11 @@ def _configure_sqlite(busy_timeout_ms: int, connection: Any, _record: Any) -> No
 
 
 def _begin_sqlite(connection: Any) -> None:
-    connection.exec_driver_sql(f"BEGIN {connection.get_execution_options().get(_BEGIN_OPTION, 'IMMEDIATE')}")
+    if connection.get_execution_options().get(_BEGIN_OPTION) == _DEFERRED:
+        connection.exec_driver_sql("BEGIN DEFERRED")
+        return
+    with waiting(connection.engine.url.database):
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 @asynccontextmanager
@@ -70,7 +76,7 @@ async def reading(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
     """A connection for queries only: a consistent snapshot that waits for no writer."""
     async with engine.connect() as connection:
         if connection.dialect.name == "sqlite":
-            await connection.execution_options(**{_BEGIN_OPTION: "DEFERRED"})
+            await connection.execution_options(**{_BEGIN_OPTION: _DEFERRED})
         yield connection
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -23,10 +24,12 @@ from billing.errors import AmountOverflow
 from billing.ledger import UsageRecord, record
 from billing.usage import TokenClass
 from billing.watermarks import raise_watermark
+from billing.writers import begin_last
 from gateway.ids import new_request_id
 from gateway.metering.bill import LOST, usage_record
 from gateway.metering.dead_letters import DeadLetter, letter, resolve, set_aside, unresolved
 from gateway.metering.errors import MeteringError
+from gateway.metering.pace import Pace
 from gateway.metering.pairing import Paired, Stray
 from gateway.metering.verdict import Verdict, judge
 from gateway.metering.watermarks import Mark
@@ -98,6 +101,7 @@ class Shipper:
         self._timeout_s = timeout_s
         self._engine: AsyncEngine | None = None
         self._books: Books | None = None
+        self._pace = Pace()
 
     async def close(self) -> None:
         if self._engine is not None:
@@ -122,7 +126,11 @@ class Shipper:
                 letters.append(letter(journal, item, f"{made.rated.unpriced}; {UNCHARGED}"))
         ready.sort(key=lambda one: one.row.id.int)
         guilty: list[_Guilty] = []
-        await self._write(journal, ready, shipped, guilty)
+        at = 0
+        while at < len(ready):
+            part = ready[at : at + self._pace.rows]
+            await self._write(journal, part, shipped, guilty)
+            at += len(part)
         doubtful = [one for one in guilty if not one.certain]
         outage = len(guilty) == len(ready) and len(doubtful) >= SYSTEMATIC
         letters += [one.letter for one in guilty if one.certain or not outage]
@@ -224,7 +232,9 @@ class Shipper:
 
     async def _commit(self, ready: Sequence[_Ready], shipped: Shipped) -> None:
         rows = [one.row for one in ready]
+        start_s = time.monotonic()
         result = await self._transact(lambda connection: record(connection, rows))
+        self._pace.took(len(rows), time.monotonic() - start_s)
         shipped.inserted += result.inserted
         shipped.duplicates += result.duplicates
         self._metrics.recorder_rows.inc(result.inserted)
@@ -253,7 +263,7 @@ class Shipper:
         """`work` in a transaction of its own. Raises `Outage`, or the error itself where a row is to blame."""
 
         async def transaction() -> _Result:
-            async with self._database().begin() as connection:
+            async with begin_last(self._database()) as connection:
                 return await work(connection)
 
         return await self._guarded(transaction)
