@@ -3,10 +3,10 @@
     python -m bench.soak                     # 500 runs
     python -m bench.soak --runs 50 --seed 7  # the same choices again (what is killed when still depends on the machine)
 
-Each run draws one of the harms of `tests/faults/harm.py`: the gateway killed (also while it adopts, while the database is
-away), told to stop, the database frozen or crashed, the limit store frozen or wiped, the clock set back, the journal's disk
-filled, callers leaving and providers breaking off behind any event. The law of `tests/faults/gateway_law.py` is checked after
-each. The first violation ends the soak with status 1 and leaves the folder for a look.
+Each run draws one of the harms of `tests/faults/harm.py`: the gateway killed (also while it adopts, while the database is away),
+its recorder killed or frozen, told to stop, the database frozen or crashed, the limit store frozen or wiped, the clock set back,
+the journal's disk filled, callers leaving and providers breaking off behind any event. The law of `tests/faults/gateway_law.py` is
+checked after each. The first violation ends the soak with status 1 and leaves the folder for a look.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def harms(database: OwnPostgresql, small_disk: bool) -> dict[str, list[harm.Harm
     drawn: dict[str, list[harm.Harm]] = {
         "kill": [harm.kill],
         "kill-twice": [harm.kill_twice],
+        "kill-recorder": [harm.kill_recorder],
+        "freeze-recorder": [harm.freeze_recorder],
         "kill-no-database": [harm.kill_while_database_is_away(database)],
         "stop": [harm.stop],
         "leave": [*(harm.leaves(after) for after in range(6)), harm.leave_at_once],

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -50,6 +51,11 @@ class Callers:
     model: str = "m"
     heard: list[Heard] = field(default_factory=list)
 
+    def body(self, wish: Wish) -> dict[str, Any]:
+        body = {"model": self.model, "messages": [{"role": "user", "content": "a"}], "max_tokens": 64}
+        body |= {"user": wish.script, "stream": wish.streamed}
+        return body | {"stream_options": {"include_usage": True}} if wish.streamed else body
+
     async def ask(self, wish: Wish, deadline_s: float = 30.0) -> Heard:
         """One request, from its connection to its end, whichever way that comes."""
         heard = Heard(wish)
@@ -64,11 +70,7 @@ class Callers:
     async def _ask(self, wish: Wish, heard: Heard) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20)
         try:
-            body = {"model": self.model, "messages": [{"role": "user", "content": "a"}], "max_tokens": 64}
-            body |= {"user": wish.script, "stream": wish.streamed}
-            if wish.streamed:
-                body["stream_options"] = {"include_usage": True}
-            payload = json.dumps(body).encode()
+            payload = json.dumps(self.body(wish)).encode()
             head = (
                 "POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\n"
                 f"authorization: Bearer {self.key}\r\ncontent-type: application/json\r\n"

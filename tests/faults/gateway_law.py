@@ -8,6 +8,7 @@ from uuid import UUID
 
 from tests.faults.callers import Heard
 from tests.faults.stage import Stage
+from tests.gateway.metering.books import BooksDatabase
 
 UUID_CHARACTERS = 36
 """A provider sees the request's id, from the second attempt on with the attempt's number behind it."""
@@ -29,25 +30,26 @@ def violations(stage: Stage) -> list[str]:
     answer stands there as `completed` with the provider's own figures; what is not estimated adds up to the provider's book.
     """
     book = [{**entry, "request_id": entry["request_id"][:UUID_CHARACTERS]} for entry in stage.provider.book()]
-    rows = _rows(stage)
+    rows = {name: row for name, row in rows_of(stage.database).items() if name not in stage.proven}
     found = _against_the_provider(stage, book, rows)
     for heard in stage.callers.heard:
         if heard.complete:
             found += _answered(heard, rows.get(heard.request_id))
-    return found + _sums(stage)
+    return found + sums(stage.database)
 
 
-def _rows(stage: Stage) -> dict[str, Row]:
+def rows_of(database: BooksDatabase) -> dict[str, Row]:
+    """By request id; reversals and corrections are not among them."""
     rows: dict[str, Row] = {}
     sql = "SELECT id, status, estimated, total_input, total_output, settled_nano FROM usage WHERE kind = 'usage'"
-    for identity, status, estimated, total_input, total_output, settled in stage.database.rows(sql):
+    for identity, status, estimated, total_input, total_output, settled in database.rows(sql):
         rows[_name(identity)] = Row(status, bool(estimated), total_input, total_output, settled)
-    return {name: row for name, row in rows.items() if name not in stage.proven}
+    return rows
 
 
 def forget(stage: Stage) -> None:
     """The law holds for everything so far: later runs need not read the old books again."""
-    stage.proven |= _rows(stage).keys()
+    stage.proven |= rows_of(stage.database).keys()
     stage.callers.heard.clear()
     stage.provider.clear()
 
@@ -93,22 +95,23 @@ def _answered(heard: Heard, row: Row | None) -> list[str]:
     return []
 
 
-def _sums(stage: Stage) -> list[str]:
+def sums(database: BooksDatabase) -> list[str]:
+    """Rows, lines and rollups add up to the same, and nothing was set aside."""
     found: list[str] = []
-    rolled = stage.database.rows(
+    rolled = database.rows(
         "SELECT coalesce(sum(requests), 0), coalesce(sum(output), 0), coalesce(sum(settled_nano), 0) FROM rollup_traffic"
     )
-    signed = stage.database.rows(
+    signed = database.rows(
         "SELECT coalesce(sum(CASE kind WHEN 'reversal' THEN -1 ELSE 1 END), 0), coalesce(sum(total_output), 0), "
         "coalesce(sum(settled_nano), 0) FROM usage"
     )
     if [tuple(map(int, each)) for each in rolled] != [tuple(map(int, each)) for each in signed]:
         found.append(f"the rows add up to {signed}, the rollups to {rolled}")
-    lines = stage.database.rows("SELECT coalesce(sum(settled_nano), 0) FROM usage_lines")
-    money = stage.database.rows("SELECT coalesce(sum(settled_nano), 0) FROM rollup_money")
+    lines = database.rows("SELECT coalesce(sum(settled_nano), 0) FROM usage_lines")
+    money = database.rows("SELECT coalesce(sum(settled_nano), 0) FROM rollup_money")
     if int(lines[0][0]) != int(money[0][0]) or int(lines[0][0]) != int(signed[0][2]):
         found.append(f"the rows settle at {signed[0][2]}, their lines at {lines[0][0]}, the rollup at {money[0][0]}")
-    if stage.database.count("metering_dead_letters"):
+    if database.count("metering_dead_letters"):
         found.append("something was set aside")
     return found
 

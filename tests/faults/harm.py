@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
@@ -69,6 +70,35 @@ async def kill_twice(stage: Stage) -> None:
     stage.gateway.start()
     await asyncio.to_thread(stage.gateway.wait_ready)
     await kill(stage)
+
+
+async def kill_recorder(stage: Stage) -> None:
+    """SIGKILL for the recorder alone, twice: the gateway goes on and starts another."""
+
+    async def harm() -> None:
+        for _ in range(2):
+            await _a_moment(stage)
+            for recorder in stage.gateway.recorders():
+                os.kill(recorder, signal.SIGKILL)
+
+    await _traffic(stage, _with(stage), harm)
+
+
+async def freeze_recorder(stage: Stage) -> None:
+    """It stands still in the middle of whatever it does, and goes on when the traffic is over."""
+    stopped: list[int] = []
+
+    async def harm() -> None:
+        await _a_moment(stage)
+        for recorder in stage.gateway.recorders():
+            os.kill(recorder, signal.SIGSTOP)
+            stopped.append(recorder)
+
+    try:
+        await _traffic(stage, _with(stage), harm)
+    finally:
+        for recorder in stopped:
+            os.kill(recorder, signal.SIGCONT)
 
 
 async def stop(stage: Stage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,6 +15,24 @@ from gateway.metering.segments import process_folders
 from tests.faults.law import Witness
 
 ROOT = Path(__file__).parents[2]
+
+
+def descendants(pid: int, *words: str) -> list[int]:
+    """The processes below `pid` whose command line has all of `words` as arguments."""
+    parents: dict[int, int] = {}
+    commands: dict[int, list[str]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            each = int(folder.name)
+            parents[each] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            commands[each] = (folder / "cmdline").read_text().split("\0")
+    below = {pid}
+    for _ in range(len(parents)):
+        more = {each for each, parent in parents.items() if parent in below} - below
+        if not more:
+            break
+        below |= more
+    return sorted(each for each in below - {pid} if all(word in commands[each] for word in words))
 
 
 class Writer:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.callers import Callers
+from tests.faults.processes import descendants
 from tests.fixtures.valkey import ValkeyServer
 from tests.gateway.metering.books import BooksDatabase
 from tests.gateway.metering.conftest import eventually
@@ -108,6 +109,15 @@ class GatewayProcess:
 
         eventually(ready, f"the gateway is ready: {self.log()}", START_S)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def recorders(self) -> list[int]:
+        """The process that ships the journal; none for the moment between its death and the next one's start."""
+        return descendants(self.pid, "recorder")
+
     def log(self) -> str:
         return (self.home / "gateway.log").read_text(errors="replace")[-3000:]
 
@@ -115,6 +125,13 @@ class GatewayProcess:
         assert self._process is not None
         self._process.kill()
         self._process.wait(30)
+
+    def kill_group(self) -> None:
+        """Whatever still runs."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(30)
 
     def stop(self) -> None:
         """SIGTERM: drain, ship, end."""
@@ -193,7 +210,4 @@ class Stage:
         return str(budget["spent"])
 
     def kill_everything(self) -> None:
-        process = self.gateway._process
-        if process is not None and process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(30)
+        self.gateway.kill_group()

@@ -120,6 +120,19 @@ def test_the_gateway_is_killed_while_it_adopts_the_journal_of_the_dead(stage: St
     run(stage, harm.kill_twice)
 
 
+@pytest.mark.parametrize("time", range(2))
+def test_rule_32_the_recorder_alone_is_killed(stage: Stage, time: int) -> None:
+    before = set(stage.gateway.recorders())
+    assert len(before) == 1
+    run(stage, harm.kill_recorder)
+    eventually(lambda: len(stage.gateway.recorders()) == 1, "another recorder runs")
+    assert before.isdisjoint(stage.gateway.recorders())
+
+
+def test_the_recorder_alone_is_frozen(stage: Stage) -> None:
+    run(stage, harm.freeze_recorder)
+
+
 def test_the_gateway_is_told_to_stop_in_the_middle_of_traffic(stage: Stage) -> None:
     run(stage, harm.stop)
 
