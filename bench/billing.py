@@ -34,7 +34,7 @@ from msgspec.structs import replace
 from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from bench.metering import Database, databases, journalled, rate_all
+from bench.metering import KEY_WEIGHTS, KEYS, MODELS, Database, databases, journalled, rate_all
 from bench.metering import publish as publish_books
 from billing import tables
 from billing.books import load_books
@@ -57,8 +57,6 @@ from gateway.metering.pace import Pace
 ROOT: Final = Path(__file__).parents[1]
 MONTH: Final = "2026-10"
 TEAMS: Final = 10
-KEYS: Final = 1000
-MODELS: Final = ("deepseek-chat", "deepseek-reasoner", "qwen-max", "kimi-k2", "glm-4")
 CHUNK: Final = 20_000
 LOADED: Final = ("usage", "usage_lines", "attempts", "rollup_money", "rollup_traffic")
 Rows = dict[str, list[tuple[Any, ...]]]
@@ -77,13 +75,12 @@ class Plan:
 def october(plan: Plan, as_id: Callable[[int], Any]) -> Iterator[Rows]:
     """All rows in the order of time, some thousands at a time, each quarter-hour's rollups with it."""
     chance = random.Random(20261001)
-    weights = [1 / (1 + at % 97) for at in range(KEYS)]
     quarters = (plan.end_us - plan.start_us) // QUARTER_US
     made, out = 0, {name: list[tuple[Any, ...]]() for name in LOADED}
     for quarter in range(quarters):
         bucket_us = plan.start_us + quarter * QUARTER_US
         until = plan.rows * (quarter + 1) // quarters
-        _quarter(plan, chance, weights, bucket_us, until - made, made, as_id, out)
+        _quarter(plan, chance, bucket_us, until - made, made, as_id, out)
         made = until
         if len(out["usage"]) >= CHUNK:
             yield out
@@ -94,7 +91,6 @@ def october(plan: Plan, as_id: Callable[[int], Any]) -> Iterator[Rows]:
 def _quarter(
     plan: Plan,
     chance: random.Random,
-    weights: Sequence[float],
     bucket_us: int,
     count: int,
     serial: int,
@@ -104,7 +100,7 @@ def _quarter(
     money: dict[tuple[str, str, str], list[int]] = {}
     traffic: dict[tuple[str, str, str], list[int]] = {}
     latency_at = tables.TRAFFIC_SUMS.index("latency_le_1000_ms")
-    for at, key in enumerate(chance.choices(range(KEYS), weights, k=count)):
+    for at, key in enumerate(chance.choices(range(KEYS), KEY_WEIGHTS, k=count)):
         model = MODELS[key % 5 if chance.random() < 0.9 else chance.randrange(5)]
         team, key_id = plan.teams[key % TEAMS], f"key_{key:016d}"
         at_us = bucket_us + QUARTER_US * at // max(count, 1)

@@ -19,6 +19,7 @@ import json
 import os
 import platform
 import pstats
+import random
 import shutil
 import sqlite3
 import statistics
@@ -55,7 +56,8 @@ from gateway.settings import JournalSettings
 ROOT: Final = Path(__file__).parents[1]
 TABLES: Final = ("usage", "usage_lines", "attempts", "rollup_money", "rollup_traffic")
 START_US: Final = 1_700_000_000_000_000
-KEYS: Final = 200
+KEYS: Final = 1000
+KEY_WEIGHTS: Final = tuple(1 / (1 + at % 97) for at in range(KEYS))
 MODELS: Final = ("deepseek-chat", "deepseek-reasoner", "qwen-max", "kimi-k2", "glm-4")
 
 
@@ -116,18 +118,19 @@ def now_us() -> int:
 
 
 def journalled(folder: Path, team: str, pins: Pins, rows: int) -> Path:
-    """A journal with `rows` answered requests of many keys and models, as the door writes them, and nobody writing any more."""
+    """A journal with `rows` answered requests of a thousand keys of unequal weight, as the door writes them; nobody writes on."""
     journal = Journal(folder, JournalSettings(max_bytes=1 << 30))
-    for at in range(rows):
+    keys = random.Random(rows).choices(range(KEYS), KEY_WEIGHTS, k=rows)
+    for at, key in enumerate(keys):
         request_id, at_us = new_request_id().bytes, now_us()
-        model = MODELS[at % len(MODELS)]
+        model = MODELS[key % len(MODELS)]
         journal.open(
             AttemptOpened(
                 request_id,
                 0,
                 at_us,
                 team,
-                f"key_{at % KEYS:016d}",
+                f"key_{key:016d}",
                 "CNY",
                 "chat.completions",
                 model,
