@@ -137,6 +137,7 @@ class Metrics:
         )
         self.rate_age = self._gauge("rate_feed_age_seconds", "Since a feed's newest rate was published.", "feed")
         self.webhooks = self._counter("webhooks", "Tries to deliver an event, by how they ended.", "result")
+        self.spans = self._counter("spans", "Spans for the OTLP receiver, by what became of them.", "result")
         self.webhooks_pending = self._gauge("webhooks_pending", "Events that wait to be delivered.")
         self.limit_store_up = self._gauge("limit_store_up", "1 while the limit store answers.")
 

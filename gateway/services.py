@@ -33,6 +33,7 @@ from gateway.routing.allowances import Allowances
 from gateway.routing.breaker import State
 from gateway.routing.routes import Router
 from gateway.settings import Settings
+from gateway.telemetry.target import Target
 from gateway.wallets import WalletKeeper
 from gateway.webhooks.sender import build_sender
 from gateway.webhooks.webhooks import Webhooks
@@ -167,7 +168,14 @@ StartRecorder = Callable[[Journal, Path, Settings, Metrics], Recording]
 
 
 def _recorder_process(journal: Journal, folder: Path, settings: Settings, metrics: Metrics) -> Recording:
-    return RecorderProcess(journal, folder, settings.database_url, settings.journal, metrics.others)
+    telemetry = settings.telemetry
+    target = telemetry.endpoint and Target(
+        telemetry.endpoint,
+        {name: secret.reveal() for name, secret in telemetry.headers.items()},
+        telemetry.service,
+        telemetry.share,
+    )
+    return RecorderProcess(journal, folder, settings.database_url, settings.journal, metrics.others, target or None)
 
 
 async def build_services(settings: Settings, record: StartRecorder = _recorder_process) -> Services:

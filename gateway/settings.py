@@ -74,6 +74,17 @@ class WebhookSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return tuple(ip_network(text, strict=False) for text in self.networks)
 
 
+class TelemetrySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Traces and GenAI metrics over OTLP/HTTP. Without an `endpoint` none."""
+
+    endpoint: str | None = None
+    """The receiver's base URL, such as http://collector:4318."""
+    headers: dict[str, Secret] = {}
+    service: Annotated[str, Meta(min_length=1, max_length=200)] = "metergate"
+    share: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    """Of the requests whose caller sends no trace of its own."""
+
+
 class RetentionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     usage_days: Annotated[int, Meta(ge=62)] | None = None
     """Single usage rows older than this are deleted, in chunks; null keeps them for ever. Sums and statements stay in any case.
@@ -96,6 +107,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: LimitSettings = field(default_factory=LimitSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     webhook: WebhookSettings = field(default_factory=WebhookSettings)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     rates: RateSettings = field(default_factory=RateSettings)
     trusted_proxies: list[str] = []
     """Addresses or networks whose `x-forwarded-for` is believed."""
@@ -160,6 +172,12 @@ def _check(settings: Settings, source: Source) -> None:
             _check_listen(getattr(settings, name), source, name)
     check_networks(settings.trusted_proxies, source, ("trusted_proxies",))
     _check_webhook(settings.webhook, source)
+    if settings.telemetry.endpoint is not None:
+        parts = urlsplit(settings.telemetry.endpoint)
+        if parts.scheme not in ("https", "http") or not parts.hostname or parts.query:
+            raise source.error(
+                ("telemetry", "endpoint"), "must be an http:// or https:// base URL, such as http://collector:4318"
+            )
     check_feeds(settings.rates.feeds, source)
     days = settings.retention.usage_days
     if days is not None and settings.journal.retain_hours >= days * 24:

@@ -23,7 +23,7 @@ from gateway.metering.records import AttemptOpened, AttemptOutcome, RequestClose
 
 if TYPE_CHECKING:
     from gateway.access.identity import Identity
-    from gateway.admission.admission import Lease
+    from gateway.admission.lease import Lease
     from gateway.catalog import Snapshot
     from gateway.routing.routes import Route
     from gateway.services import Services
@@ -44,7 +44,7 @@ class Account:
 
     __slots__ = (
         "_services", "answered", "attempts", "begun_ns", "blamed", "closed", "estimated", "identity", "lease", "opened",
-        "rated", "request_id", "route", "settled", "snapshot", "status", "ttft_us",
+        "rated", "request_id", "route", "settled", "snapshot", "status", "trace", "ttft_us",
     )  # fmt: skip
 
     def __init__(self, services: Services) -> None:
@@ -66,6 +66,8 @@ class Account:
         self.rated: Rated | None = None
         self.closed = False
         self.settled = False
+        self.trace = ""
+        """The caller's `traceparent`, where traces are on."""
 
     def elapsed_us(self) -> int:
         return (time.monotonic_ns() - self.begun_ns) // 1000
@@ -103,6 +105,7 @@ class Account:
             reserved=reserved,
             lost_charge=self.identity.team_lost_charge,
             cost_per_hour=route.provider.cost_per_hour,
+            trace=self.trace,
         )
         try:
             self._services.journal.open(record)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gateway import errors, tokens
-from gateway.access.authenticator import check_model
+from gateway.access.authenticator import IDENTITY, check_model
 from gateway.api import failures
 from gateway.api.account import CANCELLED, COMPLETED, FAILED, INCOMPLETE, Account
 from gateway.api.asgi import JSON, CallerLeft, RawHeaders, Receive, Scope, Send, error_headers, read_body
@@ -30,13 +30,14 @@ from gateway.errors import ApiError
 from gateway.ids import text_of
 from gateway.routing.routes import Asker
 from gateway.sse import StreamBroken
+from gateway.telemetry.context import is_sampled, read_traceparent, traceparent
 from gateway.upstream.base import BadAnswer, Failure
 from gateway.upstream.errors import TransportError
 
 if TYPE_CHECKING:
     from gateway.routing.routes import Plan, Route
     from gateway.services import Services
-    from gateway.upstream.base import Answer, Call
+    from gateway.upstream.base import Answer, Call, Outgoing
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,9 @@ class Exchange:
     async def _admit(self) -> None:
         services, account = self._services, self._account
         client = self._scope.get("client")
-        identity = services.authenticator.identify(self._scope["headers"], client[0] if client else None)
+        identity = self._scope.get(IDENTITY)
+        if identity is None:
+            identity = services.authenticator.identify(self._scope["headers"], client[0] if client else None)
         account.identity = identity
         if services.draining:
             raise errors.unavailable(
@@ -197,6 +200,8 @@ class Exchange:
             )
         except ApiError as error:
             return Failure(error, False, False, None, UNMAPPED)
+        if self._services.settings.telemetry.endpoint is not None:
+            self._trace(outgoing)
         attempt = Attempt(account, call, route, adapter, identifier, outgoing, output_cap=cap)
         if provider.limited:
             turn = await take_turn(self._services.allowances, self._caller, provider, call.input_tokens + (cap or 0))
@@ -247,6 +252,15 @@ class Exchange:
         else:
             self._judge(attempt, failure)
             attempt.outcome(FAILED, error=failure.reason)
+
+    def _trace(self, outgoing: Outgoing) -> None:
+        """Journals whose trace the request belongs to, and hands the attempt's own span on to the provider."""
+        account, identifier = self._account, self._account.request_id.bytes
+        header = self._headers.get(b"traceparent", b"")
+        parent = read_traceparent(header)
+        account.trace = "" if parent is None else header.decode()
+        sampled = is_sampled(identifier, parent, self._services.settings.telemetry.share)
+        outgoing.headers["traceparent"] = traceparent(identifier, len(account.opened) + 1, parent, sampled=sampled)
 
     def _judge(self, attempt: Attempt, failure: Failure | None) -> Failure | None:
         """What the attempt says about its route. A stream that failed in-band has said so itself."""

@@ -12,6 +12,7 @@ from msgspec import Struct
 from gateway.metering.progress import Progress
 from gateway.metrics_sum import Report
 from gateway.settings import JournalSettings
+from gateway.telemetry.target import Target
 
 LENGTH_BYTES: Final = 4
 
@@ -24,6 +25,7 @@ class Job(Struct, frozen=True, tag=True):
     database_url: str
     journal: JournalSettings
     log_level: int
+    telemetry: Target | None = None
 
 
 class Ask(Struct, frozen=True, tag=True):

@@ -23,6 +23,7 @@ from gateway.metering.progress import Progress
 from gateway.metering.segments import process_folders
 from gateway.metrics_sum import MetricsSum
 from gateway.settings import JournalSettings
+from gateway.telemetry.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +55,17 @@ class RecorderProcess:
     """Keeps one recorder running over `journal` and over what dead processes left beside it."""
 
     def __init__(
-        self, journal: Journal, root: Path, database_url: str, settings: JournalSettings, figures: MetricsSum
+        self,
+        journal: Journal,
+        root: Path,
+        database_url: str,
+        settings: JournalSettings,
+        figures: MetricsSum,
+        telemetry: Target | None = None,
     ) -> None:
-        """What the recorder counts is added to `figures`."""
+        """What the recorder counts is added to `figures`; `telemetry` is where it tells of new rows."""
         self._journal = journal
-        self._job = Job(str(root), str(journal.folder), database_url, settings, logging.root.level)
+        self._job = Job(str(root), str(journal.folder), database_url, settings, logging.root.level, telemetry)
         self._figures = figures
         self._task: asyncio.Task[None] | None = None
         self._process: Process | None = None

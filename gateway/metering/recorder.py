@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.metering.errors import SegmentError
 from gateway.metering.position import read_position
@@ -26,6 +26,9 @@ from gateway.metering.source import HOUR_US, Source, drop_dead_folder, drop_ship
 from gateway.metering.watermarks import Watermarks
 from gateway.metrics import Metrics
 from gateway.settings import JournalSettings
+
+if TYPE_CHECKING:
+    from gateway.telemetry.exporter import Exporter
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,7 @@ class Recorder:
         *,
         own: Path | None = None,
         tell: Callable[[Progress], None] = lambda progress: None,
+        exporter: Exporter | None = None,
         poll_s: float = POLL_S,
         housekeeping_s: float = HOUSEKEEPING_S,
         timeout_s: float = 30.0,
@@ -66,6 +70,7 @@ class Recorder:
         self._settings = settings
         self._metrics = metrics
         self._tell_progress = tell
+        self._exporter = exporter
         self._poll_s = poll_s
         self._housekeeping_s = housekeeping_s
         self._timeout_s = timeout_s
@@ -94,7 +99,7 @@ class Recorder:
 
     async def run(self) -> bool:
         """Until `finish`; whether everything was shipped by then. The database may be away: that is only a delay."""
-        shipper = Shipper(self._url, self._metrics, timeout_s=self._timeout_s)
+        shipper = Shipper(self._url, self._metrics, timeout_s=self._timeout_s, exporter=self._exporter)
         housekeeping_at_s = 0.0
         try:
             while not (self._finishing and (self._caught_up() or time.monotonic() >= self._finish_by_s)):

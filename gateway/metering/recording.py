@@ -15,16 +15,24 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.metering.link import Finish, Job, Link, News, Order, recorder_end
 from gateway.metering.progress import Progress
 from gateway.metering.recorder import Recorder
 from gateway.metrics import Metrics
 from gateway.metrics_sum import Reporter
+from gateway.telemetry.target import Target
+
+if TYPE_CHECKING:
+    from gateway.telemetry.exporter import Exporter
 
 NEWS_S: Final = 1.0
 """Progress that moves nothing but the clock, and figures, are told this often."""
+
+
+FAREWELL_S: Final = 3.0
+"""So long the last telemetry may take."""
 
 
 class _Told:
@@ -57,14 +65,33 @@ async def _run(descriptor: int) -> None:
     logging.getLogger().setLevel(job.log_level)
     metrics = Metrics()
     told = _Told(link, Reporter(metrics.registry.collect, gauges=False))
-    recorder = Recorder(Path(job.folder), job.database_url, job.journal, metrics, own=Path(job.own), tell=told.progress)
+    exporter = None if job.telemetry is None else _exporter(job.telemetry, metrics, Path(job.own).name)
+    recorder = Recorder(
+        Path(job.folder),
+        job.database_url,
+        job.journal,
+        metrics,
+        own=Path(job.own),
+        tell=told.progress,
+        exporter=exporter,
+    )
+    exporting = None if exporter is None else asyncio.create_task(exporter.run(), name="telemetry")
     orders = asyncio.create_task(_obey(link, recorder, told))
     gc.collect()
     gc.freeze()
     finished = await recorder.run()
+    if exporter is not None and exporting is not None:
+        exporting.cancel()
+        await exporter.close(FAREWELL_S)
     told.tell(finished)
     orders.cancel()
     await link.drain()
+
+
+def _exporter(target: Target, metrics: Metrics, instance: str) -> Exporter:
+    from gateway.telemetry.exporter import Exporter  # brings httpx, which nobody else here needs
+
+    return Exporter(target, metrics, instance)
 
 
 async def _obey(link: Link[Order], recorder: Recorder, told: _Told) -> None:

@@ -19,7 +19,8 @@ from billing.usage import Usage
 
 class AttemptOpened(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="o"):
     """Written before an upstream is called. `reserved` is what admission set aside for the attempt (its worst case).
-    `cost_per_hour` is what an hour of the engine costs that is called, as its provider was configured then."""
+    `cost_per_hour` is what an hour of the engine costs that is called, as its provider was configured then. `trace` is the
+    `traceparent` that the caller sent."""
 
     request_id: bytes
     sequence: int
@@ -40,6 +41,7 @@ class AttemptOpened(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=
     service_tier: str = "default"
     processing: str = "standard"
     cost_per_hour: Money | None = None
+    trace: str = ""
 
 
 class AttemptOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 from sqlalchemy.exc import DBAPIError
@@ -34,6 +34,9 @@ from gateway.metering.pairing import Paired, Stray
 from gateway.metering.verdict import Verdict, judge
 from gateway.metering.watermarks import Mark
 from gateway.metrics import Metrics
+
+if TYPE_CHECKING:
+    from gateway.telemetry.exporter import Exporter
 
 log = logging.getLogger(__name__)
 
@@ -94,11 +97,15 @@ class _Guilty:
 class Shipper:
     """One connection to the books. Used from one event loop."""
 
-    def __init__(self, database_url: str, metrics: Metrics, *, timeout_s: float = 30.0) -> None:
-        """`timeout_s` bounds each transaction, so that a server that does not answer is an outage and not a hang."""
+    def __init__(
+        self, database_url: str, metrics: Metrics, *, timeout_s: float = 30.0, exporter: Exporter | None = None
+    ) -> None:
+        """`timeout_s` bounds each transaction, so that a server that does not answer is an outage and not a hang. `exporter` is
+        told of each row that is new."""
         self._url = database_url
         self._metrics = metrics
         self._timeout_s = timeout_s
+        self._exporter = exporter
         self._engine: AsyncEngine | None = None
         self._books: Books | None = None
         self._pace = Pace()
@@ -240,6 +247,9 @@ class Shipper:
         self._metrics.recorder_rows.inc(result.inserted)
         self._metrics.recorder_duplicates.inc(result.duplicates)
         count(self._metrics, [row for row in rows if row.id in result.new_ids] if result.duplicates else rows)
+        if self._exporter is not None:
+            new = [one for one in ready if not result.duplicates or one.row.id in result.new_ids]
+            self._exporter.tell((one.row, one.item.opened[0].trace) for one in new)
         if result.duplicates:
             await self._correct([row for row in rows if row.id not in result.new_ids], shipped)
 

@@ -30,7 +30,14 @@ class RecorderThread:
         self.progress = Progress()
         self._journal = journal
         self._recorder = Recorder(
-            folder, url, settings, metrics, own=None if journal is None else journal.folder, tell=self._hear, **timing
+            folder,
+            url,
+            settings,
+            metrics,
+            own=None if journal is None else journal.folder,
+            tell=self._hear,
+            exporter=None,
+            **timing,
         )
         if journal is not None:
             watch_journal(metrics, journal, lambda: self.progress)
