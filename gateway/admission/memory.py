@@ -15,17 +15,15 @@ from gateway.admission.claims import (
     BudgetWindow,
     Charge,
     Claim,
-    Counters,
     Granted,
     Refused,
-    RefusedBy,
     Unseeded,
     Unshipped,
     View,
 )
-from gateway.admission.limits import Limits
+from gateway.admission.memory_state import BudgetSum, HeldInScope, HeldLease, ScopeState, check_amended, check_scopes
 from gateway.admission.store import AlreadyFinished
-from gateway.admission.window import SECOND_US, SlidingWindow
+from gateway.admission.window import SECOND_US
 
 REMEMBERED_US = 120 * SECOND_US
 REMEMBERED_MAX = 100_000
@@ -43,87 +41,14 @@ def steady_clock() -> Callable[[], int]:
 _NOTHING: Mapping[tuple[int, str], int] = {}
 
 
-class _ScopeState:
-    __slots__ = ("bucket", "parallel", "requests", "tokens")
-
-    def __init__(self) -> None:
-        self.bucket = -1
-        self.parallel = 0
-        self.requests = SlidingWindow()
-        self.tokens = SlidingWindow()
-
-    def slide(self, bucket: int) -> None:
-        if bucket != self.bucket:
-            self.bucket = bucket
-            self.requests.slide(bucket)
-            self.tokens.slide(bucket)
-
-    def counters(self, now_us: int) -> Counters:
-        requests, tokens = self.requests, self.tokens
-        reset_us = requests.reset_us(now_us)
-        same = tokens.newest == requests.newest and tokens.used and requests.used
-        return Counters(
-            requests.used, tokens.used, self.parallel, reset_us, reset_us if same else tokens.reset_us(now_us)
-        )
-
-
-class _Held:
-    """What one lease counted in one scope; `tokens` is None where the scope had no token limit."""
-
-    __slots__ = ("bucket", "requests", "state", "tokens")
-
-    def __init__(self, state: _ScopeState, limits: Limits, tokens: int, bucket: int) -> None:
-        self.state = state
-        self.requests = 0 if limits.requests_per_minute is None else 1
-        self.tokens = None if limits.tokens_per_minute is None else tokens
-        self.bucket = bucket
-        state.parallel += 1
-        if self.requests:
-            state.requests.add(1, bucket)
-        if self.tokens is not None:
-            state.tokens.add(self.tokens, bucket)
-
-    def correct(self, requests: int, tokens: int, bucket: int) -> None:
-        """Replace what was counted by the actual figures, as far as its second is still in the minute at `bucket`."""
-        self.state.slide(bucket)
-        if self.requests != requests:
-            self.state.requests.correct(self.bucket, requests - self.requests)
-            self.requests = requests
-        if self.tokens is not None:
-            self.state.tokens.correct(self.bucket, tokens - self.tokens)
-            self.tokens = tokens
-
-
-class _Budget:
-    """`spent` is the base plus what settled since. Version 0: never seeded."""
-
-    __slots__ = ("base", "ends_us", "reserved", "spent", "version")
-
-    def __init__(self, ends_us: int | None) -> None:
-        self.ends_us = ends_us
-        self.version = 0
-        self.base = 0
-        self.spent = 0
-        self.reserved = 0
-
-
-class _Lease:
-    __slots__ = ("charges", "expires_us", "held")
-
-    def __init__(self, held: list[_Held], charges: tuple[Charge, ...], expires_us: int) -> None:
-        self.held = held
-        self.charges = charges
-        self.expires_us = expires_us
-
-
 class MemoryStore:
     """`LimitStore` for one process and one event loop. `clock` gives microseconds since the epoch."""
 
     def __init__(self, clock: Callable[[], int] | None = None) -> None:
         self._clock = clock or steady_clock()
-        self._scopes: dict[str, _ScopeState] = {}
-        self._budgets: dict[tuple[int, str], _Budget] = {}
-        self._leases: dict[int, _Lease] = {}  # by the int of the request id: a UUID hashes in Python
+        self._scopes: dict[str, ScopeState] = {}
+        self._budgets: dict[tuple[int, str], BudgetSum] = {}
+        self._leases: dict[int, HeldLease] = {}  # by the int of the request id: a UUID hashes in Python
         self._expiries: list[tuple[int, int]] = []
         self._finished: set[int] = set()
         self._finished_order: deque[tuple[int, int]] = deque()
@@ -159,7 +84,7 @@ class MemoryStore:
             anew = Claim(claim.request_id, claim.scopes, tokens, tuple(charges), claim.ttl_us)
             return self._take(anew, states, now_us)
         own = {(charge.budget_id, charge.window): charge.amount_nano for charge in lease.charges}
-        blocked = self._check_budgets(charges, states, now_us, own) or _check_amended(claim, lease, tokens, now_us)
+        blocked = self._check_budgets(charges, states, now_us, own) or check_amended(claim, lease, tokens, now_us)
         if blocked is not None:
             return blocked
         self._give_back(lease.charges)
@@ -230,7 +155,7 @@ class MemoryStore:
     async def reconcile(self, bases: Mapping[BudgetWindow, Base], shipped: Collection[UUID]) -> bool:
         budgets = {}
         for window, base in bases.items():
-            budget = self._budgets.get((window.budget_id, window.window)) or _Budget(window.bounds()[1])
+            budget = self._budgets.get((window.budget_id, window.window)) or BudgetSum(window.bounds()[1])
             if budget.version != base.version:
                 return False
             budgets[window.budget_id, window.window] = budget
@@ -252,7 +177,7 @@ class MemoryStore:
     async def view(self, scope: str, windows: Sequence[BudgetWindow]) -> View:
         now_us = self._clock()
         self._expire(now_us)
-        state = self._scopes.get(scope) or _ScopeState()
+        state = self._scopes.get(scope) or ScopeState()
         state.slide(now_us // SECOND_US)
         states = {}
         for window in windows:
@@ -265,33 +190,34 @@ class MemoryStore:
         budget = self._budgets.get((window.budget_id, window.window))
         return budget.base if budget and budget.version else None
 
-    def _states(self, claim: Claim, now_us: int) -> list[_ScopeState]:
+    def _states(self, claim: Claim, now_us: int) -> list[ScopeState]:
         """The scopes of a claim, slid to now."""
         bucket = now_us // SECOND_US
         states = []
         for scope in claim.scopes:
             state = self._scopes.get(scope.name)
             if state is None:
-                state = self._scopes[scope.name] = _ScopeState()
+                state = self._scopes[scope.name] = ScopeState()
             state.slide(bucket)
             states.append(state)
         return states
 
-    def _take(self, claim: Claim, states: list[_ScopeState], now_us: int) -> Answer:
+    def _take(self, claim: Claim, states: list[ScopeState], now_us: int) -> Answer:
         """Check everything, then write everything."""
-        blocked = self._check_budgets(claim.charges, states, now_us, _NOTHING) or _check_scopes(claim, states, now_us)
+        blocked = self._check_budgets(claim.charges, states, now_us, _NOTHING) or check_scopes(claim, states, now_us)
         if blocked is not None:
             return blocked
         self._hold(claim, states, now_us, now_us // SECOND_US)
         return Granted(tuple([state.counters(now_us) for state in states]))
 
-    def _hold(self, claim: Claim, states: list[_ScopeState], now_us: int, bucket: int) -> None:
+    def _hold(self, claim: Claim, states: list[ScopeState], now_us: int, bucket: int) -> None:
         held = [
-            _Held(state, scope.limits, claim.tokens, bucket) for scope, state in zip(claim.scopes, states, strict=True)
+            HeldInScope(state, scope.limits, claim.tokens, bucket)
+            for scope, state in zip(claim.scopes, states, strict=True)
         ]
         self._reserve(claim.charges)
         expires_us = now_us + claim.ttl_us
-        self._leases[claim.request_id.int] = _Lease(held, claim.charges, expires_us)
+        self._leases[claim.request_id.int] = HeldLease(held, claim.charges, expires_us)
         heappush(self._expiries, (expires_us, claim.request_id.int))
 
     def _post(self, claim: Claim, amounts: Mapping[int, int]) -> None:
@@ -308,7 +234,7 @@ class MemoryStore:
             self._unshipped[claim.request_id.int] = posted
 
     def _check_budgets(
-        self, charges: Sequence[Charge], states: list[_ScopeState], now_us: int, own: Mapping[tuple[int, str], int]
+        self, charges: Sequence[Charge], states: list[ScopeState], now_us: int, own: Mapping[tuple[int, str], int]
     ) -> Unseeded | Refused | None:
         """`own` is what the same request holds already and would give back."""
         unseeded: list[BudgetWindow] | None = None
@@ -340,10 +266,10 @@ class MemoryStore:
                 self._budgets.get((charge.budget_id, charge.window)) or self._budget(charge)
             ).reserved -= charge.amount_nano
 
-    def _budget(self, charge: Charge) -> _Budget:
+    def _budget(self, charge: Charge) -> BudgetSum:
         budget = self._budgets.get((charge.budget_id, charge.window))
         if budget is None:
-            budget = self._budgets[charge.budget_id, charge.window] = _Budget(charge.ends_us)
+            budget = self._budgets[charge.budget_id, charge.window] = BudgetSum(charge.ends_us)
         return budget
 
     def _finish(self, request_id: int, now_us: int) -> bool:
@@ -379,53 +305,3 @@ class MemoryStore:
         for name, budget in list(self._budgets.items()):
             if budget.ends_us is not None and budget.ends_us + PAST_PERIOD_US <= now_us and not budget.reserved:
                 del self._budgets[name]
-
-
-def _check_scopes(claim: Claim, states: list[_ScopeState], now_us: int) -> Refused | None:
-    for scope, state in zip(claim.scopes, states, strict=True):
-        limits = scope.limits
-        requests, tokens, parallel = limits.requests_per_minute, limits.tokens_per_minute, limits.max_parallel
-        if (
-            (requests is not None and state.requests.used >= requests)
-            or (tokens is not None and state.tokens.used + claim.tokens > tokens)
-            or (parallel is not None and state.parallel >= parallel)
-        ):
-            return _refuse_scopes(claim, states, now_us)
-    return None
-
-
-def _refuse_scopes(claim: Claim, states: list[_ScopeState], now_us: int) -> Refused:
-    """The first scope and limit without room, with the longest wait of all that have none."""
-    failed: list[tuple[RefusedBy, int]] = []
-    waits: list[int | None] = []
-    for index, (scope, state) in enumerate(zip(claim.scopes, states, strict=True)):
-        limits = scope.limits
-        limit = limits.requests_per_minute
-        if limit is not None and state.requests.used >= limit:
-            failed.append(("requests", index))
-            waits.append(state.requests.wait_us(now_us, 1, limit))
-        limit = limits.tokens_per_minute
-        if limit is not None and state.tokens.used + claim.tokens > limit:
-            failed.append(("tokens", index))
-            waits.append(state.tokens.wait_us(now_us, claim.tokens, limit))
-        limit = limits.max_parallel
-        if limit is not None and state.parallel >= limit:
-            failed.append(("parallel", index))
-            waits.append(0 if limit else None)
-    by, index = failed[0]
-    longest = None if None in waits else max(wait for wait in waits if wait is not None)
-    return Refused(by, tuple([state.counters(now_us) for state in states]), longest, index)
-
-
-def _check_amended(claim: Claim, lease: _Lease, tokens: int, now_us: int) -> Refused | None:
-    """Whether a running request may raise its token estimate; its place in the minute and its slot it has already."""
-    for index, (scope, held) in enumerate(zip(claim.scopes, lease.held, strict=True)):
-        limit = scope.limits.tokens_per_minute
-        if limit is None or held.tokens is None or tokens <= held.tokens:
-            continue
-        window = held.state.tokens
-        more = tokens - held.tokens
-        if window.used + more > limit:
-            counters = tuple([each.state.counters(now_us) for each in lease.held])
-            return Refused("tokens", counters, window.wait_us(now_us, more, limit), index)
-    return None

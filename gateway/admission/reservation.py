@@ -47,7 +47,7 @@ class OutputCap(NamedTuple):
     clamped: bool
 
 
-def output_cap(named: int | None, model: ModelSettings | None, default_reserve: int) -> OutputCap:
+def clamp(named: int | None, model: ModelSettings | None, default_reserve: int) -> OutputCap:
     """min(max_tokens, model maximum); where the caller named none, min(configured default, model maximum)."""
     known = None if model is None else (model.max_output_tokens or model.context_window)
     most = known or UNKNOWN_MAXIMUM

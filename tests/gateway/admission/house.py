@@ -16,7 +16,8 @@ from billing.teams import TeamRow, create_team
 from billing.usage import Usage
 from gateway.access.identity import Identity
 from gateway.access.pepper import Pepper
-from gateway.admission.admission import Admission, Lease
+from gateway.admission.admission import Admission
+from gateway.admission.lease import Lease
 from gateway.admission.limits import Limits
 from gateway.admission.store import LimitStore
 from gateway.catalog import Catalog

@@ -13,9 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.database import open_database
 from billing.ledger import record
 from billing.usage import Usage
-from gateway.admission.admission import Lease
 from gateway.admission.claims import BudgetWindow
 from gateway.admission.key_state import BudgetLeft, Remaining, key_state
+from gateway.admission.lease import Lease
 from gateway.admission.limits import Limits
 from gateway.admission.memory import MemoryStore
 from gateway.admission.reservation import ROUNDING_NANO

@@ -14,7 +14,7 @@ from billing.exchange import RateKind
 from billing.rating import AttemptUsage, Payer, rate
 from billing.usage import Usage
 from gateway.admission.answers import duration
-from gateway.admission.reservation import ROUNDING_NANO, Reserve, listed_nano, output_cap, worst_list_nano
+from gateway.admission.reservation import ROUNDING_NANO, Reserve, clamp, listed_nano, worst_list_nano
 from gateway.settings import ModelSettings, RouteSettings
 from tests.billing.helpers import NOON_US, at, books, fixed_terms, price, rate_row
 from tests.gateway.admission.house import Priced
@@ -133,7 +133,7 @@ def test_rule_13_the_output_cap(
     model = ModelSettings(
         name="m", routes=[RouteSettings(provider="p", model="m")], max_output_tokens=most, context_window=window
     )
-    assert output_cap(named, model, 4096) == (tokens, named is not None, clamped)
+    assert clamp(named, model, 4096) == (tokens, named is not None, clamped)
 
 
 @pytest.mark.parametrize(

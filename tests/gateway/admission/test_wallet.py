@@ -19,9 +19,9 @@ from billing.usage import Usage
 from billing.wallet_credits import adjust, top_up
 from billing.wallets import balance_nano
 from gateway.access.identity import Identity
-from gateway.admission import admission, seeding
-from gateway.admission.admission import Lease
+from gateway.admission import asking, seeding
 from gateway.admission.key_state import WalletLeft, key_state
+from gateway.admission.lease import Lease
 from gateway.admission.memory import MemoryStore
 from gateway.admission.store import LimitStore
 from gateway.admission.valkey import ValkeyStore
@@ -135,7 +135,7 @@ async def test_money_that_came_in_while_nobody_called_is_there_for_the_first_req
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seeding, "ACTIVE_S", 0.0)
-    monkeypatch.setattr(admission, "USED_US", 0)
+    monkeypatch.setattr(asking, "USED_US", 0)
     key = await prepaid(house)
     assert (await refused(house, key)).status == 402
     window = wallet_window(house.american.id, "USD")
