@@ -99,20 +99,26 @@ class Plans:
             if each is None:
                 return None
             price_id, cost_id, of_list, of_settled, of_policy, of_reference, of_cost = each
-            line_list = _times(quantity, of_list)
-            if of_settled is of_list and of_policy is of_list and of_reference is of_list:
-                line_settled = line_policy = line_reference = line_list
-            else:
+            line_list = line_settled = line_policy = line_reference = line_cost = _times(quantity, of_list)
+            if of_settled is not of_list:
                 line_settled = _times(quantity, of_settled)
+            if of_policy is not of_list:
                 line_policy = None if of_policy is None else _times(quantity, of_policy)
+            if of_reference is not of_list:
                 line_reference = None if of_reference is None else _times(quantity, of_reference)
+            if of_cost is not of_list:
+                line_cost = _times(quantity, of_cost)
             listed += line_list
             settled += line_settled
             policy += line_policy or 0
             reference += line_reference or 0
-            cost += _times(quantity, of_cost)
-            amounts = (line_list, line_settled, line_policy, line_reference)
-            lines.append(RatedLine(token_class, quantity, price_id, plan.list_currency, *amounts))
+            cost += line_cost
+            currency = plan.list_currency
+            lines.append(
+                RatedLine(
+                    token_class, quantity, price_id, currency, line_list, line_settled, line_policy, line_reference
+                )
+            )
             cost_ids.append(cost_id)
         if not lines or max(listed, settled, policy, reference, cost) > INT64_MAX:
             return None
@@ -260,6 +266,9 @@ def _class(
     )
     assert settled is not None
     cost = _fraction(bought.amount_micro * NANO_PER_MICRO, UNIT_SIZE[bought.unit], quote)
+    # What equals the list amount is that very object, and is multiplied once.
+    settled, cost = (listed if each == listed else each for each in (settled, cost))
+    policy, reference = (listed if each == listed else each for each in (policy, reference))
     return ClassPlan(sale.id, bought.id, listed, settled, policy, reference, cost)
 
 
