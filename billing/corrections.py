@@ -63,6 +63,20 @@ async def correct(
     return True
 
 
+async def correct_all(
+    connection: AsyncConnection, truths: Sequence[tuple[UsageRecord, UUID, UUID]], *, reason: str, actor: str
+) -> int:
+    """`correct` for many rows in one batch, each with its two ids; how many nobody had put right before."""
+    entered: list[UsageRecord] = []
+    for truth, reversal_id, correction_id in truths:
+        if await _claim(connection, truth.id, reversal_id, correction_id, reason, actor):
+            original = await _row(connection, truth.id)
+            entered.append(await _reversal(connection, original, reversal_id))
+            entered.append(replace(truth, id=correction_id, kind="correction", corrects_id=truth.id))
+    await _enter(connection, entered)
+    return len(entered) // 2
+
+
 async def reverse(
     connection: AsyncConnection, original_id: UUID, reversal_id: UUID, *, reason: str, actor: str
 ) -> bool:

@@ -42,13 +42,17 @@ async def rerate(
     """
     row = await correctable(connection, request_id)
     books = await load_books(connection)
-    truth = await _rated_again(connection, row, books, price_list_of)
-    if truth.rated.unpriced is not None and row.settled_nano is not None:
+    lines_table, tries_table = tables.usage_lines, tables.attempts
+    lines = (await connection.execute(select(lines_table).where(lines_table.c.usage_id == row.id))).all()
+    of_row = select(tries_table).where(tries_table.c.usage_id == row.id).order_by(tries_table.c.sequence)
+    tries = (await connection.execute(of_row)).all()
+    truth = rated_again(row, lines, tries, books, await _time_us(connection, row), price_list_of)
+    if loses_its_amount(row, truth.rated):
         raise InvalidCorrection(
             f"id: rated again it would have no amount ({truth.rated.unpriced}); reverse it, or mend the books first",
             field="id",
         )
-    if _figures(truth.rated) == _stored(row):
+    if figures(truth.rated) == stored(row):
         raise InvalidCorrection(
             "id: rated with today's books it costs the same; there is nothing to correct", field="id"
         )
@@ -56,23 +60,22 @@ async def rerate(
         raise Conflict("id: it was put right at the same moment by somebody else", field="id")
 
 
-async def _rated_again(
-    connection: AsyncConnection, row: Row[Any], books: Books, price_list_of: Callable[[str], str]
+def rated_again(
+    row: Row[Any],
+    lines: Sequence[Row[Any]],
+    tries: Sequence[Row[Any]],
+    books: Books,
+    at_us: int,
+    price_list_of: Callable[[str], str],
 ) -> UsageRecord:
-    lines_table, attempts_table = tables.usage_lines, tables.attempts
-    lines = (await connection.execute(select(lines_table).where(lines_table.c.usage_id == row.id))).all()
-    tries = (
-        await connection.execute(
-            select(attempts_table).where(attempts_table.c.usage_id == row.id).order_by(attempts_table.c.sequence)
-        )
-    ).all()
+    """The row as these books have it, at the moment of its request; its lines and attempts say what was used."""
     pins = books.pins()
     attempts = [_attempt_usage(each, books, price_list_of) for each in tries]
     charged = _charged(row, lines, attempts, books, price_list_of)
     rated = rate(
         books,
         pins,
-        at_us=await _time_us(connection, row),
+        at_us=at_us,
         payer=Payer(row.team_id, row.settlement_currency),
         charged=charged,
         attempts=attempts,
@@ -184,7 +187,13 @@ def _price_list(books: Books, price_row_ids: Iterable[int]) -> str | None:
     return None
 
 
-def _figures(rated: Rated) -> tuple[object, ...]:
+def loses_its_amount(row: Row[Any], rated: Rated) -> bool:
+    """A row that has an amount is not put right into one that has none."""
+    return rated.unpriced is not None and row.settled_nano is not None
+
+
+def figures(rated: Rated) -> tuple[object, ...]:
+    """What a correction would be about: as `stored` has it of a row."""
     listed, cost, margin = rated.list, rated.cost, rated.margin
     return (
         None if listed is None else (listed.nano, listed.currency),
@@ -194,7 +203,8 @@ def _figures(rated: Rated) -> tuple[object, ...]:
     )
 
 
-def _stored(row: Row[Any]) -> tuple[object, ...]:
+def stored(row: Row[Any]) -> tuple[object, ...]:
+    """The figures that stand."""
     return (
         None if row.list_nano is None else (row.list_nano, row.list_currency),
         row.settled_nano,

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from uuid import UUID
 
-import msgspec
 from sqlalchemy import Row, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.books import Books, Pins, load_books
 from billing.currencies import check_currency
+from billing.differences import Difference, Group
 from billing.errors import InvalidQuery
-from billing.money import Money
 from billing.prices import PriceBook, PriceRow
 from billing.publishing import PriceDraft, checked_price
 from billing.rating import AttemptUsage, Payer, rate
 from billing.reads import parse_ids
 from billing.recording import checked_terms
-from billing.records import MoneyView
 from billing.rerating import hourly
 from billing.tables import attempts, corrections, usage, usage_lines
 from billing.terms import TermsBook, TermsRow
@@ -69,52 +67,6 @@ class Alternative:
     route: OtherRoute | None = None
 
 
-class Amounts(msgspec.Struct, frozen=True):
-    """Sums per currency; `unpriced` counts requests that have no settled amount and are in no sum."""
-
-    list: tuple[MoneyView, ...]
-    settled: tuple[MoneyView, ...]
-    cost: tuple[MoneyView, ...]
-    unpriced: int
-
-
-class Difference(msgspec.Struct, frozen=True):
-    """One team and model. `difference` is what-if less actual, of the settled amounts; negative: cheaper."""
-
-    team_id: str
-    model: str
-    requests: int
-    tokens: int
-    actual: Amounts
-    what_if: Amounts
-    difference: tuple[MoneyView, ...]
-
-
-@dataclass(slots=True)
-class _Sums:
-    listed: dict[str, int] = field(default_factory=dict)
-    settled: dict[str, int] = field(default_factory=dict)
-    cost: dict[str, int] = field(default_factory=dict)
-    unpriced: int = 0
-
-    def add(self, listed: Money | None, settled: Money | None, cost: Money | None) -> None:
-        for sums, money in ((self.listed, listed), (self.settled, settled), (self.cost, cost)):
-            if money is not None:
-                sums[money.currency] = sums.get(money.currency, 0) + money.nano
-        self.unpriced += settled is None
-
-    def view(self) -> Amounts:
-        return Amounts(_views(self.listed), _views(self.settled), _views(self.cost), self.unpriced)
-
-
-@dataclass(slots=True)
-class _Group:
-    requests: int = 0
-    tokens: int = 0
-    actual: _Sums = field(default_factory=_Sums)
-    what_if: _Sums = field(default_factory=_Sums)
-
-
 async def what_if(
     connection: AsyncConnection,
     alternative: Alternative,
@@ -133,16 +85,16 @@ async def what_if(
     if not 0 < end_us - start_us <= MAX_RANGE_US:
         raise InvalidQuery("end: a what-if covers up to 92 days, and its end lies after its start", field="end")
     world = _World(await load_books(connection), alternative)
-    groups: dict[tuple[str, str], _Group] = {}
+    groups: dict[tuple[str, str], Group] = {}
     count = 0
     async for chunk in _requests(connection, start_us, end_us, team_id, model):
         count += len(chunk)
         if count > MAX_REQUESTS:
             raise InvalidQuery(f"end: more than {MAX_REQUESTS} requests; ask for less at a time", field="end")
         for each in chunk:
-            world.rate(each, groups.setdefault((each.row.team_id, each.row.model), _Group()))
+            world.rate(each, groups.setdefault((each.row.team_id, each.row.model), Group()))
         await asyncio.sleep(0)
-    return [_difference(key, group) for key, group in sorted(groups.items())]
+    return [group.difference(*key) for key, group in sorted(groups.items())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +120,8 @@ class _World:
         self._terms = None if alternative.terms is None else _checked(alternative.terms)
         self._books: dict[str, Books] = {}
 
-    def rate(self, request: _Request, group: _Group) -> None:
+    def rate(self, request: _Request, group: Group) -> None:
         row = request.row
-        group.requests += 1
-        group.tokens += row.total_input + row.total_output
-        group.actual.add(
-            _money(row.list_currency, row.list_nano),
-            _money(row.settlement_currency, row.settled_nano),
-            _money(row.cost_currency, row.cost_nano),
-        )
         attempt = self._attempt(request)
         pins = Pins(row.pin_book, row.pin_rates, row.pin_terms, row.pin_sell)
         if self._alternative.version is not None:
@@ -189,7 +134,7 @@ class _World:
             charged=attempt,
             attempts=[attempt],
         )
-        group.what_if.add(rated.list, rated.settled, rated.cost)
+        group.add(row, rated)
 
     def _attempt(self, request: _Request) -> AttemptUsage:
         row, route = request.row, self._alternative.route
@@ -297,19 +242,3 @@ async def _whole(connection: AsyncConnection, rows: Sequence[Row[Any]]) -> list[
 def _answering(row: Row[Any], tries: Sequence[Row[Any]]) -> Row[Any] | None:
     same = [each for each in tries if (each.provider, each.provider_model) == (row.provider, row.provider_model)]
     return same[-1] if same else None
-
-
-def _money(currency: str | None, nano: int | None) -> Money | None:
-    return None if currency is None or nano is None else Money(currency, nano)
-
-
-def _views(sums: dict[str, int]) -> tuple[MoneyView, ...]:
-    return tuple(MoneyView(Money(currency, nano).amount, currency) for currency, nano in sorted(sums.items()))
-
-
-def _difference(key: tuple[str, str], group: _Group) -> Difference:
-    actual, other = group.actual.settled, group.what_if.settled
-    apart = {currency: other.get(currency, 0) - actual.get(currency, 0) for currency in {*actual, *other}}
-    return Difference(
-        key[0], key[1], group.requests, group.tokens, group.actual.view(), group.what_if.view(), _views(apart)
-    )

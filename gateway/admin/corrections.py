@@ -16,7 +16,8 @@ from billing.reads import correction_chain, parse_request_id
 from billing.records import CorrectionView
 from billing.rerating import rerate
 from gateway.admin.failures import missing
-from gateway.admin.services import Injected, Rooms
+from gateway.admin.rerating import price_lists
+from gateway.admin.services import Injected
 from gateway.admin.wallets import ADMIN, Actor, Reason
 from gateway.ids import new_request_id
 
@@ -59,7 +60,7 @@ class CorrectionsController(Controller):
                     ids,
                     reason=data.reason,
                     actor=actor,
-                    price_list_of=lambda provider: _price_list(rooms, provider),
+                    price_list_of=price_lists(rooms),
                 )
             else:
                 await correctable(connection, original)
@@ -93,9 +94,3 @@ def _identifier(text: str) -> UUID:
         return parse_request_id(text, "id")
     except InvalidQuery as error:
         raise missing("request", text[:100]) from error
-
-
-def _price_list(rooms: Rooms, provider: str) -> str:
-    """The price list of a provider as it is configured now; its own name when it is not configured any more."""
-    known = rooms.services.settings.providers.get(provider)
-    return provider if known is None else known.price_as or provider

@@ -111,6 +111,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "GET /admin/v1/usage/requests/{request_id}": _read("request"),
     "GET /admin/v1/usage/requests/{request_id}/corrections": _READ,
     "POST /admin/v1/usage/requests/{request_id}/corrections": _BILLING,
+    "POST /admin/v1/usage/rerating": _BILLING,
+    "POST /admin/v1/usage/rerating/apply": _BILLING,
     "POST /admin/v1/what-if": _READ,
     "GET /admin/v1/reports/break-even": _READ,
     "GET /admin/v1/wallets/{team_id}": _read("path"),

@@ -21,6 +21,7 @@ from gateway.admin.organization import OrganizationController
 from gateway.admin.price_books import PriceBooksController, PriceExplanationController
 from gateway.admin.prices import PricesController
 from gateway.admin.redemption_codes import RedemptionCodesController
+from gateway.admin.rerating import ReratingController
 from gateway.admin.roles import ADMIN, ORGANIZATION
 from gateway.admin.sell_prices import SellPricesController
 from gateway.admin.services import AdminServices, Editable, Rooms, etag
@@ -52,6 +53,7 @@ CONTROLLERS: Final = (
     RedemptionCodesController,
     SellPricesController,
     CorrectionsController,
+    ReratingController,
     RoutesController,
     AuditController,
     TokensController,

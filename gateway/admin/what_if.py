@@ -11,11 +11,12 @@ from msgspec import Meta, Struct
 from billing.break_even import BreakEven, break_even, hourly_price
 from billing.checks import parse_field
 from billing.currencies import check_currency
+from billing.differences import Difference
 from billing.money import INT64_MAX, NANO, Money
 from billing.price_drafts import MAX_ROWS, get_draft
 from billing.publishing import PriceDraft
 from billing.times import DAY_US, QUARTER_US, format_time, now_us, parse_time, quarter_of
-from billing.what_if import Alternative, Difference, OtherRoute, OtherTerms, what_if
+from billing.what_if import Alternative, OtherRoute, OtherTerms, what_if
 from gateway.admin.failures import invalid
 from gateway.admin.price_bodies import PostPrice, draft_of
 from gateway.admin.services import Injected, Rooms

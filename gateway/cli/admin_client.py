@@ -33,12 +33,12 @@ def admin_key() -> str:
 class AdminClient:
     """Calls under `/admin/v1` of the gateway at `url`. Every failure is a `CliError` with the gateway's own words."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, timeout_s: float = 30) -> None:
         self._url = url.rstrip("/")
         self._client = httpx.Client(
             base_url=f"{self._url}/admin/v1",
             headers={"authorization": f"Bearer {admin_key()}"},
-            timeout=30,
+            timeout=timeout_s,
             trust_env=False,
         )
 

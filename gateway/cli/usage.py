@@ -204,6 +204,46 @@ def usage_what_if(
         print_rows(client.post("/what-if", body)["data"], WHAT_IF_COLUMNS, as_json)
 
 
+@usage.command("rerate")
+@click.option("--start", required=True, help="RFC 3339 time: requests made from then on.")
+@click.option("--end", required=True, help="RFC 3339 time: and before then; up to 92 days later.")
+@click.option("--team", "team_id", help="Only this team.")
+@click.option("--model", help="Only this model.")
+@click.option("--provider", help="Only what this provider served.")
+@click.option("--apply", "plan", help="Enter what was looked at: the plan that the look has named.")
+@click.option("--reason", help="With --apply: it stands in the books for ever.")
+@click.option("--actor", help="With --apply: who did it (default: admin).")
+@admin_options
+def usage_rerate(
+    start: str,
+    end: str,
+    team_id: str | None,
+    model: str | None,
+    provider: str | None,
+    plan: str | None,
+    reason: str | None,
+    actor: str | None,
+    url: str,
+    as_json: bool,
+) -> None:
+    """Rate a past range again with today's prices, rates and terms. Without --apply nothing is written."""
+    asked = given(start=start, end=end, team_id=team_id, model=model, provider=provider)
+    if plan is not None:
+        if reason is None:
+            raise click.UsageError("--apply needs --reason")
+        with AdminClient(url, timeout_s=600) as client:
+            body = given(**asked, plan=plan, reason=reason, actor=actor)
+            print_object(client.post("/usage/rerating/apply", body), as_json)
+        return
+    with AdminClient(url, timeout_s=600) as client:
+        answer = client.post("/usage/rerating", asked)
+    if as_json:
+        print_object(answer, as_json)
+        return
+    print_object({name: value for name, value in answer.items() if name != "data"}, as_json)
+    print_rows(answer["data"], WHAT_IF_COLUMNS, as_json)
+
+
 @usage.command("break-even")
 @click.argument("provider")
 @click.option("--start", help="RFC 3339 time (default: 7 days ago).")

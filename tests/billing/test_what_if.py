@@ -9,10 +9,11 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.corrections import reverse
+from billing.differences import Difference
 from billing.errors import BillingError, InvalidQuery
 from billing.publishing import PriceDraft, publish_prices
 from billing.usage import Usage
-from billing.what_if import Alternative, Difference, OtherRoute, OtherTerms, what_if
+from billing.what_if import Alternative, OtherRoute, OtherTerms, what_if
 from tests.billing.helpers import at, request_id
 from tests.billing.world import World, make_world
 
