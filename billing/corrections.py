@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 from uuid import UUID
 
+import msgspec
 from msgspec.structs import replace
 from sqlalchemy import Row, select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -183,7 +184,7 @@ async def _reversal(connection: AsyncConnection, row: Row[Any], reversal_id: UUI
         usage=usage,
         rated=rated,
         attempts=(),
-        tags={},
+        tags=msgspec.json.decode(row.tags, type=dict[str, str]),
         latency_us=row.latency_us,
         ttft_us=row.ttft_us,
         error=row.error,

@@ -9,22 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Row, Select, case, delete, func, or_, select, text, union_all, update
+from sqlalchemy import Select, case, delete, func, or_, select, text, union_all, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import tables
-from billing.books import EMPTY_PINS
 from billing.coarse import COARSE, Coarse
 from billing.coarse_tables import CURRENCIES
 from billing.errors import NotFound
 from billing.folding import folded_until, refold, take_mark
 from billing.ledger import add_quarters
-from billing.money import Money
-from billing.rated import Rated, RatedLine
-from billing.reads import parse_ids
-from billing.records import UsageRecord
+from billing.rated import RatedLine
+from billing.stored_rows import line_of, record_of
 from billing.times import QUARTER_US, first_id_at, format_time, quarter_of, time_us_of
-from billing.usage import TokenClass, Usage
 from billing.wallet_tables import wallet_entries, wallets
 
 ROWS_PER_STEP: Final = 2000
@@ -93,8 +89,8 @@ async def repair_rollups(connection: AsyncConnection, bucket_us: int) -> None:
         between = select(_LINES).where(_LINES.c.usage_id >= rows[0].id, _LINES.c.usage_id <= after)
         lines: dict[Any, list[RatedLine]] = {}
         for line in await connection.execute(between):
-            lines.setdefault(line.usage_id, []).append(_line(line))
-        await add_quarters(connection, [_record(row, tuple(lines.get(row.id, ()))) for row in rows])
+            lines.setdefault(line.usage_id, []).append(line_of(line))
+        await add_quarters(connection, [record_of(row, tuple(lines.get(row.id, ()))) for row in rows])
 
 
 async def repair_balance(connection: AsyncConnection, team_id: str, currency: str) -> None:
@@ -259,30 +255,3 @@ def _differences(
 
 def _said(values: tuple[int, ...]) -> str:
     return "/".join(map(str, values)) or "nothing"
-
-
-def _line(row: Row[Any]) -> RatedLine:
-    return RatedLine(
-        TokenClass(row.token_class), row.quantity, row.price_row_id, row.currency, row.list_nano, row.settled_nano,
-        row.policy_nano, row.reference_nano,
-    )  # fmt: skip
-
-
-def _record(row: Row[Any], lines: tuple[RatedLine, ...]) -> UsageRecord:
-    """As much of the record as the rollups were made of."""
-
-    def money(currency: str | None, nano: int | None) -> Money | None:
-        return None if nano is None or currency is None else Money(currency, nano)
-
-    pays = row.settlement_currency
-    rated = Rated(
-        lines, money(row.list_currency, row.list_nano), money(pays, row.settled_nano), money(pays, row.policy_nano),
-        money(pays, row.reference_nano), money(row.cost_currency, row.cost_nano), (), tuple(parse_ids(row.rate_ids)),
-        row.terms_id, (), row.unpriced, row.sell_id, money(pays, row.margin_nano),
-    )  # fmt: skip
-    return UsageRecord(
-        id=row.id, team_id=row.team_id, key_id=row.key_id, model=row.model, provider=row.provider,
-        provider_model=row.provider_model, surface=row.surface, status=row.status, estimated=row.estimated,
-        streamed=row.streamed, usage=Usage(reasoning=row.reasoning), rated=rated, attempts=(), tags={},
-        latency_us=row.latency_us, ttft_us=None, error=None, pins=EMPTY_PINS, settlement_currency=pays, kind=row.kind,
-    )  # fmt: skip

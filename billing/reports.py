@@ -1,4 +1,4 @@
-"""`GET /admin/v1/usage`: sums per hour, day or month of a named time zone, grouped, out of the rollups alone."""
+"""`GET /admin/v1/usage`: sums per hour, day or month of a named time zone, grouped, out of the rollups alone (but for tags)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.coarse_tables import CURRENCIES
@@ -20,6 +19,7 @@ from billing.reads import UsageFilters
 from billing.records import MoneyView
 from billing.rollup_reads import rollup_sums
 from billing.tables import MONEY_COLUMNS, TOKEN_COLUMNS
+from billing.tag_sums import is_tag, tag_sums
 from billing.times import DAY_US, QUARTER_US, format_time, now_us
 
 GROUPS: Final = {
@@ -118,21 +118,27 @@ async def usage_buckets(
     filters = filters or UsageFilters()
     after = _decode_cursor(cursor, len(window.columns))
     spans = [span for span in intervals(interval, timezone, start_us, end_us) if after is None or span[0] >= after[0]]
-    merged: dict[tuple[Any, ...], list[Row[Any]]] = {}
+    merged: dict[tuple[Any, ...], list[Sequence[Any]]] = {}
     where = {name: value for name in FILTERS if (value := getattr(filters, name)) is not None}
+    tagged = any(map(is_tag, window.columns))
     at, size = 0, _FIRST_SPANS if window.columns else _MOST_SPANS
     while at < len(spans):
         chunk = spans[at : at + size]
         at, size = at + size, min(4 * size, _MOST_SPANS)
         wanted = (limit + 1 - len(merged)) * _ROWS_PER_GROUP
-        rows = await rollup_sums(
-            connection, chunk, _COUNTS, groups=window.columns, where=where, after=after, limit=wanted
-        )
+        rows: Sequence[Sequence[Any]]
+        if tagged:
+            rows = await tag_sums(connection, chunk, _COUNTS, groups=window.columns, where=where, after=after)
+        else:
+            rows = await rollup_sums(
+                connection, chunk, _COUNTS, groups=window.columns, where=where, after=after, limit=wanted
+            )
         for row in rows:
             merged.setdefault(tuple(row[: 1 + len(window.columns)]), []).append(row)
-        if len(rows) == wanted:
+        cut = len(rows) == wanted and not tagged
+        if cut:
             merged.popitem()  # perhaps cut in half by the query's limit; the next page has it whole
-        if len(merged) > limit or len(rows) == wanted:
+        if len(merged) > limit or cut:
             break
     else:
         return UsageBuckets(_buckets(merged, spans, group_by), None, format_time(now_us()))
@@ -144,8 +150,9 @@ def _check(start_us: int, end_us: int, interval: str, timezone: str, group_by: S
     if interval not in INTERVALS:
         raise InvalidQuery(f"interval: {interval!r} is none of {', '.join(INTERVALS)}", field="interval")
     for name in group_by:
-        if name not in GROUPS:
-            raise InvalidQuery(f"group_by: {name!r} is none of {', '.join(GROUPS)}", field="group_by")
+        if name not in GROUPS and not is_tag(name):
+            known = ", ".join((*GROUPS, "tag:NAME"))
+            raise InvalidQuery(f"group_by: {name!r} is none of {known}", field="group_by")
     if len(set(group_by)) != len(group_by):
         raise InvalidQuery("group_by: a name stands twice", field="group_by")
     if not 1 <= limit <= MAX_BUCKETS:
@@ -157,11 +164,11 @@ def _check(start_us: int, end_us: int, interval: str, timezone: str, group_by: S
         raise InvalidQuery("end: must be later than start", field="end")
     if end_us - start_us > MAX_RANGE_US:
         raise InvalidQuery(f"end: the range is longer than {MAX_RANGE_US // DAY_US} days", field="end")
-    return _Window(interval, timezone, start_us, end_us, tuple(GROUPS[name] for name in group_by))
+    return _Window(interval, timezone, start_us, end_us, tuple(GROUPS.get(name, name) for name in group_by))
 
 
 def _buckets(
-    merged: dict[tuple[Any, ...], list[Row[Any]]], spans: list[tuple[int, int]], group_by: Sequence[str]
+    merged: dict[tuple[Any, ...], list[Sequence[Any]]], spans: list[tuple[int, int]], group_by: Sequence[str]
 ) -> list[UsageBucket]:
     ends = dict(spans)
     currencies_at = 1 + len(group_by)
@@ -192,7 +199,7 @@ def _buckets(
     return found
 
 
-def _moneys(rows: Sequence[Row[Any]], currency_at: int, nano_at: int) -> list[MoneyView]:
+def _moneys(rows: Sequence[Sequence[Any]], currency_at: int, nano_at: int) -> list[MoneyView]:
     """One entry per currency, in order."""
     if len(rows) == 1:
         currency = rows[0][currency_at]
