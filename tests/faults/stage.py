@@ -15,7 +15,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.faults.callers import Callers
@@ -71,13 +73,21 @@ class Provider:
 class GatewayProcess:
     """`metergate serve`, or a gateway with a bug planted into it (`planted`), in a folder of its own."""
 
-    def __init__(self, home: Path, config: dict[str, object], planted: str = "") -> None:
+    def __init__(
+        self,
+        home: Path,
+        config: dict[str, object],
+        planted: str = "",
+        environ: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        home.mkdir(parents=True, exist_ok=True)
         self.home = home
         self.port = free_port()
         self._config = home / "metergate.yaml"
         self._config.write_text(json.dumps(config))
         self._clock = home / "clock"
         self._planted = planted
+        self._environ = environ
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -87,6 +97,7 @@ class GatewayProcess:
             "METERGATE_ADMIN_KEY": ADMIN_KEY,
             "FAULT_CLOCK": str(self._clock),
             "FAULT_PLANTED": self._planted,
+            **self._environ,
         }
         command = [sys.executable, "-m", "tests.faults.gateway", "serve", "--config", str(self._config)]
         with (self.home / "gateway.log").open("ab") as log:
@@ -151,7 +162,13 @@ class Stage:
     """One gateway over `database_url`; with `valkey`, limits are counted there."""
 
     def __init__(
-        self, home: Path, database_url: str, provider: Provider, valkey: ValkeyServer | None = None, planted: str = ""
+        self,
+        home: Path,
+        database_url: str,
+        provider: Provider,
+        valkey: ValkeyServer | None = None,
+        planted: str = "",
+        environ: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.home = home
@@ -162,23 +179,20 @@ class Stage:
         """Rows that the law has held for, and that no later run looks at."""
         self.dice = random.Random(os.environ.get("FAULT_SEED") or time.time_ns())
         route = {"provider": "up", "model": "up-m"}
-        self.gateway = GatewayProcess(
-            home,
-            {
-                "database_url": database_url,
-                "redis_url": valkey.url if valkey else None,
-                "providers": {
-                    "up": {
-                        "kind": "openai", "base_url": f"http://127.0.0.1:{provider.port}/v1", "timeout_s": 5,
-                        "idle_timeout_s": 3,
-                    }
-                },
-                "models": [{"name": "m", "context_window": 100_000, "max_output_tokens": 4096, "routes": [route]}],
-                "journal": {"max_bytes": 2 << 20},
-                "log_level": "warning",
+        self.config: dict[str, object] = {
+            "database_url": database_url,
+            "redis_url": valkey.url if valkey else None,
+            "providers": {
+                "up": {
+                    "kind": "openai", "base_url": f"http://127.0.0.1:{provider.port}/v1", "timeout_s": 5,
+                    "idle_timeout_s": 3,
+                }
             },
-            planted,
-        )  # fmt: skip
+            "models": [{"name": "m", "context_window": 100_000, "max_output_tokens": 4096, "routes": [route]}],
+            "journal": {"max_bytes": 2 << 20},
+            "log_level": "warning",
+        }  # fmt: skip
+        self.gateway = GatewayProcess(home, self.config, planted, environ)
         self.callers = Callers(self.gateway.port, "")
 
     def open(self) -> None:
