@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from billing.times import now_us
 from gateway import errors
@@ -14,6 +15,8 @@ from gateway.catalog import Catalog
 
 Headers = Iterable[tuple[bytes, bytes]]
 
+IDENTITY: Final = "metergate.identity"
+"""Where a scope made inside this process names its caller: the dashboard's playground speaks for a key that it was allowed to."""
 _RETRY_AFTER_S = 2
 
 

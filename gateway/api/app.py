@@ -14,6 +14,7 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 
 from gateway import errors
+from gateway.access.admin_key import load_admin_key
 from gateway.admin.failures import HANDLERS
 from gateway.admin.routes import admin_routers
 from gateway.api.asgi import Receive, Scope, Send, send_error
@@ -26,6 +27,9 @@ from gateway.api.lookups import KeyLookup, ModelLookup
 from gateway.api.messages import CountTokens, Messages
 from gateway.api.responses import Responses
 from gateway.api.surface import Surface
+from gateway.dashboard.app import create_dashboard
+from gateway.dashboard.pages import PAGES
+from gateway.dashboard.security import HOME as DASHBOARD
 from gateway.ids import new_request_id
 from gateway.services import Services
 
@@ -120,12 +124,23 @@ def create_app(services: Services, part: Part = "all") -> Gateway:
 
 
 def _operators(services: Services) -> Endpoint:
-    app = Litestar(
-        route_handlers=admin_routers(services),
-        openapi_config=OpenAPIConfig(
-            title="Metergate", version="1", path="/schema", render_plugins=[JsonRenderPlugin(path="/openapi.json")]
+    """The admin API with its description, and the dashboard, which asks it."""
+    admin = cast(
+        Endpoint,
+        Litestar(
+            route_handlers=admin_routers(services),
+            openapi_config=OpenAPIConfig(
+                title="Metergate", version="1", path="/schema", render_plugins=[JsonRenderPlugin(path="/openapi.json")]
+            ),
+            exception_handlers=HANDLERS,
+            logging_config=None,
         ),
-        exception_handlers=HANDLERS,
-        logging_config=None,
     )
-    return cast(Endpoint, app)
+    dashboard = cast(Endpoint, create_dashboard(services, load_admin_key(services.settings), admin, PAGES))
+
+    async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        inside = path == DASHBOARD or path.startswith(f"{DASHBOARD}/")
+        await (dashboard if inside else admin)(scope, receive, send)
+
+    return dispatch

@@ -1,0 +1,81 @@
+"""Usage by team, key, model or provider, one inside the other, with the same figures as a file."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from litestar import Controller, Response, get
+
+from billing.csv_text import write_csv
+from gateway.dashboard.app import Seen
+from gateway.dashboard.figures import COUNTS, MONEYS, add_up, buckets, by_group, chart, main_currency
+from gateway.dashboard.security import HEADERS
+from gateway.dashboard.visit import Visit
+
+GROUPS: Final = ("team", "key", "model", "provider")
+FILTERS: Final = {"team": "team_id", "key": "key_id", "model": "model", "provider": "provider"}
+SHOWN: Final = 500
+
+
+class ExploreController(Controller):
+    path = "/explore"
+
+    @get("/", include_in_schema=False)
+    async def explore(self, visit: Seen) -> Response[str]:
+        group, filters = _asked(visit)
+        over_time, _ = await buckets(visit, filters=filters)
+        grouped, whole = await buckets(visit, group_by=group, interval="month", filters=filters)
+        summed = add_up(over_time)
+        rows = by_group(grouped, group)
+        free = [each for each in GROUPS if FILTERS[each] not in filters and each != group]
+        return visit.page(
+            "explore",
+            groups=GROUPS,
+            group=group,
+            next_group=free[0] if free else None,
+            filters=filters,
+            filter_names={column: name for name, column in FILTERS.items()},
+            sums=summed,
+            rows=rows[:SHOWN],
+            more=len(rows) > SHOWN or not whole,
+            chart=chart(visit, over_time, "settled", main_currency(summed)),
+            names=visit.names,
+        )
+
+    @get("/series.json", include_in_schema=False)
+    async def series(self, visit: Seen) -> Response[object]:
+        """Requests and errors per interval, for the chart that can be zoomed. `[[seconds], [requests], [errors]]`."""
+        _, filters = _asked(visit)
+        found, _ = await buckets(visit, filters=filters)
+        at = [int(datetime.fromisoformat(row["start"]).timestamp()) for row in found]
+        data = [at, [row["requests"] for row in found], [row["errors"] for row in found]]
+        speech = visit.look.speech
+        labels = [speech.say("Requests"), speech.say("Errors")]
+        return Response({"data": data, "labels": labels, "timezone": visit.range.timezone}, headers=HEADERS)
+
+    @get("/export.csv", include_in_schema=False)
+    async def export(self, visit: Seen) -> Response[str]:
+        """Every interval and group of the page; amounts as they stand in the ledger, one column per currency."""
+        group, filters = _asked(visit)
+        found, _ = await buckets(visit, group_by=group, filters=filters)
+        columns = sorted({(name, view["currency"]) for row in found for name in MONEYS for view in row[name]})
+        classes = sorted({name for row in found for name in row["tokens"]})
+        header = ["start", "end", group, *COUNTS, *(f"tokens {name}" for name in classes)]
+        header += [f"{name} {currency}" for name, currency in columns]
+        lines = []
+        for row in found:
+            amounts = {(name, view["currency"]): view["amount"] for name in MONEYS for view in row[name]}
+            line: list[object] = [row["start"], row["end"], row["group"][group], *(row[name] for name in COUNTS)]
+            line += [row["tokens"].get(name, 0) for name in classes]
+            lines.append(line + [amounts.get(each, "0") for each in columns])
+        name = f"usage-{visit.range.first_day}-{visit.range.last_day}-by-{group}.csv"
+        headers = {**HEADERS, "content-disposition": f'attachment; filename="{name}"'}
+        return Response(write_csv(header, lines), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def _asked(visit: Visit) -> tuple[str, dict[str, str]]:
+    query = visit.look.query
+    filters = {column: query[column] for column in FILTERS.values() if query.get(column)}
+    group = query.get("group", "model" if visit.principal.team_id else "team")
+    return group if group in GROUPS else "team", filters

@@ -1,0 +1,129 @@
+"""The dashboard's way to everything: the admin API, asked inside the process as the person who is signed in.
+
+So a page can show and change exactly what that person's role may, every change is checked, logged and rolled back by the same
+code, and no figure is computed in a second place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+
+from gateway.admin.guard import PRINCIPAL
+from gateway.admin.roles import ADMIN, Principal
+
+Json = dict[str, Any]
+App = Callable[[Any, Any, Any], Awaitable[None]]
+MAX_PAGES = 20
+
+
+class Refused(Exception):
+    """The admin API said no: its status and its words, and the field they are about."""
+
+    def __init__(self, status: int, message: str, field: str | None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """`client` and `forwarded` are the browser's, so that the audit log has its address."""
+
+    app: App
+    principal: Principal
+    client: tuple[str, int] | None
+    forwarded: tuple[bytes, ...] = ()
+
+    async def get(self, path: str, query: Mapping[str, object] | None = None) -> Json:
+        return _object(await self.raw("GET", path, query))
+
+    async def post(self, path: str, body: Mapping[str, object]) -> Json:
+        return _object(await self.raw("POST", path, body=body))
+
+    async def patch(self, path: str, body: Mapping[str, object]) -> Json:
+        return _object(await self.raw("PATCH", path, body=body))
+
+    async def every(self, path: str, query: Mapping[str, object] | None = None) -> tuple[list[Json], bool]:
+        """All rows of a list, and whether that was really all: it stops after `MAX_PAGES` pages of 1000."""
+        rows: list[Json] = []
+        asked: dict[str, object] = {"limit": 1000, **(query or {})}
+        for _ in range(MAX_PAGES):
+            page = await self.get(path, asked)
+            rows += page["data"]
+            if page["next_cursor"] is None:
+                return rows, True
+            asked["cursor"] = page["next_cursor"]
+        return rows, False
+
+    async def raw(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None = None,
+        body: Mapping[str, object] | None = None,
+    ) -> bytes:
+        """The answer's body. Raises `Refused` for any status from 400 on."""
+        given = {name: _text(value) for name, value in (query or {}).items() if value is not None and value != ""}
+        content = b"" if body is None else msgspec.json.encode(body)
+        headers = [(b"host", b"inside"), (b"content-type", b"application/json")]
+        headers += [(b"content-length", str(len(content)).encode())]
+        headers += [(b"x-forwarded-for", value) for value in self.forwarded]
+        whole = f"{ADMIN}{path}"
+        scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": whole,
+            "raw_path": whole.encode(),
+            "root_path": "",
+            "query_string": urlencode(given).encode(),
+            "headers": headers,
+            "client": self.client,
+            "server": ("inside", 80),
+            PRINCIPAL: self.principal,
+        }
+        answer = _Answer(content)
+        await self.app(scope, answer.receive, answer.send)
+        if answer.status >= 400:
+            raise _refused(answer.status, answer.body)
+        return answer.body
+
+
+class _Answer:
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self.status = 500
+        self.body = b""
+
+    async def receive(self) -> Json:
+        return {"type": "http.request", "body": self._content, "more_body": False}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            self.body += message.get("body", b"")
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _object(body: bytes) -> Json:
+    return msgspec.json.decode(body, type=Json)
+
+
+def _refused(status: int, body: bytes) -> Refused:
+    try:
+        error = msgspec.json.decode(body)["error"]
+        return Refused(status, str(error["message"]), error["param"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return Refused(status, f"The admin API answered {status}.", None)
