@@ -20,6 +20,7 @@ from gateway.access.pepper import load_pepper
 from gateway.admission.admission import Admission
 from gateway.admission.build import build_admission
 from gateway.admission.thresholds import Thresholds
+from gateway.answer_cache import AnswerCache
 from gateway.api.watch import Watch
 from gateway.catalog import Catalog
 from gateway.maintenance import Maintenance
@@ -61,6 +62,7 @@ class Services:
     admission: Admission
     router: Router
     allowances: Allowances
+    answers: AnswerCache
     journal: Journal
     recorder: Recording
     metrics: Metrics
@@ -114,6 +116,7 @@ class Services:
         await self.watch.stop()
         await self.maintenance.stop()
         await self.router.aclose()
+        await self.answers.aclose()
         await self.reconciliation.stop()
         await self.admission.stop()
         await asyncio.to_thread(self.journal.stop)
@@ -206,6 +209,7 @@ async def build_services(settings: Settings, record: StartRecorder = _recorder_p
         admission=admission,
         router=Router(settings, catalog=catalog),
         allowances=Allowances(admission.store),
+        answers=AnswerCache(settings),
         journal=journal,
         recorder=recorder,
         reconciliation=Reconciliation(database, metrics),

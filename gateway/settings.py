@@ -20,10 +20,11 @@ from msgspec import Meta, Struct, field
 
 from gateway.secret import MASK, Secret
 from gateway.settings_rates import RateFeedSettings, RateSettings, check_feeds
-from gateway.settings_routing import Count, ModelSettings, ProviderSettings, RouteSettings, check_routing
+from gateway.settings_routing import Count, ModelSettings, ProviderSettings, RouteSettings, Seconds, check_routing
 from gateway.settings_source import SettingsError, Source, build, check_networks, read_source, resolve_text
 
 __all__ = [
+    "CacheSettings",
     "JournalSettings",
     "LimitSettings",
     "ModelSettings",
@@ -85,6 +86,15 @@ class TelemetrySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Of the requests whose caller sends no trace of its own."""
 
 
+class CacheSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How answers are kept for the models that say `cache`."""
+
+    ttl_s: Seconds = 3600.0
+    max_bytes: Count = 64 << 20
+    """In memory, where there is no Redis."""
+    max_answer_bytes: Count = 1 << 20
+
+
 class RetentionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     usage_days: Annotated[int, Meta(ge=62)] | None = None
     """Single usage rows older than this are deleted, in chunks; null keeps them for ever. Sums and statements stay in any case.
@@ -105,6 +115,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     models: list[ModelSettings] = []
     journal: JournalSettings = field(default_factory=JournalSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     webhook: WebhookSettings = field(default_factory=WebhookSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
@@ -19,6 +19,9 @@ from gateway.settings_source import Source
 Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$", max_length=200)]
+
+CACHE: Final = "cache"
+"""The provider of a row whose answer was kept here."""
 
 
 class ProviderSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,6 +85,8 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     prompt that does not fit goes to those with a larger context window."""
     hedge: bool = False
     """Whether a second route is asked as well when the first has not begun within the time of 95 % of its last answers."""
+    cache: Literal["team", "shared"] | None = None
+    """Whether an answer is kept and given again to the same request, of the same team or of any. Settings of all: `cache`."""
     strategy: Literal["priority", "weighted", "cheapest", "fastest", "least_busy", "prefix_affinity"] = "priority"
 
 
@@ -111,6 +116,8 @@ def _check_provider(name: str, provider: ProviderSettings, source: Source) -> No
     path = ("providers", name)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise source.error(path, "a provider's name has letters, digits, dots, dashes and underscores")
+    if name == CACHE:
+        raise source.error(path, f"{CACHE!r} is what usage rows call answers out of the cache; take another name")
     if provider.cost_per_hour is not None:
         _check_hourly_cost(provider, source, (*path, "cost_per_hour"))
     if provider.api_key is not None and provider.api_keys:

@@ -129,7 +129,7 @@ class Admission:
             claim, answer = await self._decide(asked, claim)
             if isinstance(answer, Granted):
                 break
-            cheaper = answer.budget_id is not None and asked.costs[0] < max(asked.costs)
+            cheaper = answer.budget_id is not None and bool(asked.costs) and asked.costs[0] < max(asked.costs)
             if not cheaper:
                 raise self._refusal(asked, claim, answer)
             # The dearer fallbacks do not fit; the first route may.

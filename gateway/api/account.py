@@ -20,8 +20,10 @@ from gateway.ids import new_request_id, time_us_of
 from gateway.metering.bill import rate_request
 from gateway.metering.errors import JournalError, MeteringError
 from gateway.metering.records import AttemptOpened, AttemptOutcome, RequestClosed
+from gateway.settings_routing import CACHE
 
 if TYPE_CHECKING:
+    from billing.money import Money
     from gateway.access.identity import Identity
     from gateway.admission.lease import Lease
     from gateway.catalog import Snapshot
@@ -84,6 +86,25 @@ class Account:
 
     def open(self, call: Call, route: Route, reserved: Usage, tags: Mapping[str, str]) -> int:
         """Journals the attempt before the provider is called; its sequence, from 1. Raises `ApiError` 503."""
+        self.route = route
+        return self._open(
+            call, route.provider_name, route.price_list, route.model, reserved, tags, route.provider.cost_per_hour
+        )
+
+    def open_kept(self, call: Call, tags: Mapping[str, str]) -> int:
+        """The same for an answer that was kept here: its provider is called `cache`, and it uses nothing."""
+        return self._open(call, CACHE, CACHE, call.model, NOTHING, tags, None)
+
+    def _open(
+        self,
+        call: Call,
+        provider: str,
+        price_list: str,
+        provider_model: str,
+        reserved: Usage,
+        tags: Mapping[str, str],
+        cost_per_hour: Money | None,
+    ) -> int:
         assert self.identity is not None and self.snapshot is not None and not self.closed
         sequence = len(self.opened) + 1
         first = self.opened[0] if self.opened else None
@@ -96,15 +117,15 @@ class Account:
             settlement_currency=self.identity.settlement_currency,
             surface=call.surface,
             model=call.model,
-            provider=route.provider_name,
-            price_list=route.price_list,
-            provider_model=route.model,
+            provider=provider,
+            price_list=price_list,
+            provider_model=provider_model,
             streamed=call.streamed,
             tags=dict(tags),
             pins=first.pins if first is not None else self.snapshot.pins,
             reserved=reserved,
             lost_charge=self.identity.team_lost_charge,
-            cost_per_hour=route.provider.cost_per_hour,
+            cost_per_hour=cost_per_hour,
             trace=self.trace,
         )
         try:
@@ -117,7 +138,6 @@ class Account:
                 retry_after_s=1.0,
             ) from error
         self.opened.append(record)
-        self.route = route
         return sequence
 
     def outcome(

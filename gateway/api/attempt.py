@@ -22,6 +22,7 @@ from gateway.upstream.errors import TransportError
 
 if TYPE_CHECKING:
     from gateway.admission.claims import Claim
+    from gateway.answer_cache import Keeping
     from gateway.routing.routes import Route
     from gateway.services import Services
     from gateway.upstream.base import Adapter, Answer, Call, Failure, Outgoing
@@ -38,12 +39,13 @@ OUTRUN: Final = "another attempt was quicker"
 class Attempt:
     """`id` is what the provider knows the attempt by, `adapter` the provider's, speaking the caller's dialect.
 
-    `scanner` is there for a stream, `response` once there is one; `share` is what it took of its provider's minute.
+    `scanner` is there for a stream, `response` once there is one; `share` is what it took of its provider's minute,
+    `keeping` collects its answer where that may be given again.
     """
 
     __slots__ = (
         "_counted", "_credential", "_heard", "_most_output", "_tokenizer", "account", "adapter", "began_ns", "call", "id",
-        "outgoing", "response", "route", "scanner", "sequence", "share", "transport",
+        "keeping", "outgoing", "response", "route", "scanner", "sequence", "share", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +69,7 @@ class Attempt:
         self.sequence = 0
         self.transport: Transport = route.provider.transport
         self.share: Claim | None = None
+        self.keeping: Keeping | None = None
         self.began_ns = time.monotonic_ns()
         self.response: UpstreamResponse | None = None
         self.scanner: Scanner | None = adapter.scanner(call) if call.streamed else None
@@ -181,6 +184,8 @@ class Attempt:
 
     def hear(self, out: bytes) -> None:
         """One read of the stream, as it is passed on."""
+        if self.keeping is not None:
+            self.keeping.hear(out)
         heard = self._heard
         if heard is not None and len(heard) < HEARD_BYTES:
             heard += out

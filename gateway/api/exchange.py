@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from gateway import errors, tokens
 from gateway.access.authenticator import IDENTITY, check_model
 from gateway.api import failures
-from gateway.api.account import CANCELLED, COMPLETED, FAILED, INCOMPLETE, Account
+from gateway.api.account import CANCELLED, COMPLETED, FAILED, INCOMPLETE, NOTHING, Account
 from gateway.api.asgi import JSON, CallerLeft, RawHeaders, Receive, Scope, Send, error_headers, read_body
 from gateway.api.attempt import Attempt
 from gateway.api.caller import LEFT, Caller, Interrupted
@@ -35,7 +35,9 @@ from gateway.upstream.base import BadAnswer, Failure
 from gateway.upstream.errors import TransportError
 
 if TYPE_CHECKING:
-    from gateway.routing.routes import Plan, Route
+    from gateway.access.identity import Identity
+    from gateway.answer_cache import Keeping, KeptAnswer
+    from gateway.routing.routes import Model, Plan, Route
     from gateway.services import Services
     from gateway.upstream.base import Answer, Call, Outgoing
 
@@ -48,8 +50,8 @@ class Exchange:
     """One request of one caller, run by the request's own task."""
 
     __slots__ = (
-        "_account", "_call", "_caller", "_headers", "_id", "_plan", "_receive", "_scope", "_services", "_surface", "_tags",
-        "_upstream_ns",
+        "_account", "_call", "_caller", "_headers", "_id", "_keeping", "_kept", "_plan", "_receive", "_scope", "_services",
+        "_surface", "_tags", "_upstream_ns",
     )  # fmt: skip
 
     def __init__(self, services: Services, surface: Surface, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,6 +67,8 @@ class Exchange:
         self._plan: Plan | None = None
         self._tags: dict[str, str] = _EMPTY
         self._upstream_ns = 0
+        self._keeping: Keeping | None = None
+        self._kept: KeptAnswer | None = None
 
     async def run(self) -> None:
         account = self._account
@@ -109,8 +113,10 @@ class Exchange:
         tags = self._headers.get(b"x-metergate-tags")
         if tags is not None or identity.tags:
             self._tags = read_tags(tags, identity.tags)
-        services.router.find(call.model)
+        model = services.router.find(call.model)
         check_model(identity, call.model)
+        if model.settings.cache is not None and await self._look_up(model, call, identity):
+            return
         asker = Asker(identity.key_id, identity.team_id, identity.models, call)
         plan = self._plan = services.router.plan(call.model, time.monotonic(), asker)
         if b"x-metergate-no-fallback" in self._headers:
@@ -130,6 +136,26 @@ class Exchange:
         account.snapshot = lease.snapshot
         plan.routes[:] = lease.routes  # what cannot be charged, or does not fit the budget, is not tried
         plan.retries.request(time.monotonic(), identity.key_id)
+
+    async def _look_up(self, model: Model, call: Call, identity: Identity) -> bool:
+        """Whether the answer is at hand already. Such a request counts as one, and reserves nothing."""
+        services, account = self._services, self._account
+        keeping = self._keeping = services.answers.keeping(model, call, identity, self._headers)
+        self._kept = None if keeping is None else await services.answers.find(keeping.key)
+        if self._kept is None:
+            return False
+        account.lease = await services.admission.admit(
+            identity,
+            request_id=account.request_id,
+            input_tokens=0,
+            output_cap=0,
+            n=1,
+            candidates=(),
+            at_us=account.at_us,
+            model=model.settings,
+        )
+        account.snapshot = account.lease.snapshot
+        return True
 
     def _check_context(self, call: Call, plan: Plan) -> None:
         """Refuses only what cannot fit, where no larger model may serve it. An engine counts exactly, and says so itself."""
@@ -169,6 +195,9 @@ class Exchange:
 
     async def _serve(self) -> None:
         """Tries routes until one answers. Raises `ApiError` of the last failure, or `Interrupted` in a pause."""
+        if self._kept is not None:
+            await self._replay(self._kept)
+            return
         assert self._plan is not None
         may_retry = b"x-metergate-no-retry" not in self._headers
         succession = Succession(self._services, self._plan, self._account, may_retry=may_retry)
@@ -211,6 +240,8 @@ class Exchange:
         if call.streamed and route.of.tokenizer is not None:
             attempt.keep_heard(Path(route.of.tokenizer))
         attempt.sequence = account.open(call, route, account.lease.reserved, self._tags)
+        if self._keeping is not None:
+            attempt.keeping = self._keeping = self._keeping.anew()
         attempt.begin()
         return attempt
 
@@ -230,6 +261,8 @@ class Exchange:
         failure = self._judge(attempt, failure)
         if failure is not None and not self._account.knows(attempt.sequence):
             attempt.outcome(FAILED, error=failure.reason)
+        if attempt.keeping is not None and failure is None and self._account.status == COMPLETED:
+            self._services.spawn(self._services.answers.keep(attempt.keeping))
         return failure
 
     async def _second(self, succession: Succession) -> Attempt | None:
@@ -261,6 +294,23 @@ class Exchange:
         account.trace = "" if parent is None else header.decode()
         sampled = is_sampled(identifier, parent, self._services.settings.telemetry.share)
         outgoing.headers["traceparent"] = traceparent(identifier, len(account.opened) + 1, parent, sampled=sampled)
+
+    async def _replay(self, kept: KeptAnswer) -> None:
+        """An answer that was given before: a stream as a stream, a whole one whole. It costs nothing."""
+        call, account = self._call, self._account
+        assert call is not None and account.identity is not None and account.lease is not None
+        sequence = account.open_kept(call, self._tags)
+        account.ttft_us = account.elapsed_us()
+        account.outcome(sequence, COMPLETED, began_ns=account.begun_ns, usage=NOTHING)
+        account.close(COMPLETED, answered=sequence)
+        await account.settle()
+        headers = [(b"x-request-id", self._id.encode()), (b"x-metergate-cache", b"hit"), *account.lease.headers]
+        if call.streamed:
+            await self._caller.start_stream(headers)
+            await self._caller.end_stream(kept.content + kept.last(account.identity.settlement_currency))
+            return
+        headers += [JSON, (b"x-metergate-cost", f"0 {account.identity.settlement_currency}".encode())]
+        await self._caller.answer(200, headers, kept.content)
 
     def _judge(self, attempt: Attempt, failure: Failure | None) -> Failure | None:
         """What the attempt says about its route. A stream that failed in-band has said so itself."""
@@ -309,6 +359,8 @@ class Exchange:
         status = CANCELLED if caller.gone else COMPLETED
         account.close(status, answered=attempt.sequence, estimated=estimated or usage.flaw is not None)
         await account.settle()
+        if attempt.keeping is not None:
+            attempt.keeping.hear(answer.body)
         await self._send_answer(attempt.route, answer)
         return None
 

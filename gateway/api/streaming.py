@@ -94,6 +94,7 @@ class StreamRelay:
             read = await caller.read(response, limit_s)
             if read is None:
                 scanner.tail = scanner.end()
+                self._attempt.hear(scanner.tail)
                 break
             out = scanner.feed(read)
             self._attempt.hear(out)
@@ -125,6 +126,7 @@ class StreamRelay:
         except reshape.Unreadable as error:
             return failures.unreadable(provider.name, str(error))
         scanner.tail = scanner.feed(events) + scanner.end()
+        self._attempt.hear(scanner.tail)
         return self._judge()
 
     async def _begin(self) -> None:
@@ -152,7 +154,10 @@ class StreamRelay:
                 attempt.blame(failure)
             last = scanner.tail + self._surface.error_event(failure.error)
         else:
-            last = scanner.tail + scanner.ending(usage, account.cost(), wanted=attempt.call.wants_usage)
+            ending = scanner.ending(usage, account.cost(), wanted=attempt.call.wants_usage)
+            last = scanner.tail + ending
+            if attempt.keeping is not None:
+                attempt.keeping.end(ending, account.cost())
         await self._begin()
         await self._caller.end_stream(last)
 
