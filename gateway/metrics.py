@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 
 from billing.money import NANO
 from billing.usage import TokenClass
+from gateway.metrics_cells import Counts, Timings
 from gateway.metrics_sum import MetricsSum
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # untyped there; a time beside every counter tells nothing
@@ -40,11 +41,11 @@ class RouteMetrics:
     )  # fmt: skip
 
     def __init__(self, metrics: Metrics, surface: str, model: str, provider: str) -> None:
-        self._requests = {status: metrics.requests.labels(surface, model, provider, status) for status in STATUSES}
-        self._attempts = {status: metrics.attempts.labels(provider, status) for status in STATUSES}
-        self._duration = metrics.duration.labels(surface, model, provider)
-        self._ttft = metrics.ttft.labels(surface, model, provider)
-        self._overhead = metrics.overhead.labels(surface)
+        self._requests = {status: metrics.requests.cell(surface, model, provider, status) for status in STATUSES}
+        self._attempts = {status: metrics.attempts.cell(provider, status) for status in STATUSES}
+        self._duration = metrics.duration.cell(surface, model, provider)
+        self._ttft = metrics.ttft.cell(surface, model, provider)
+        self._overhead = metrics.overhead.cell(surface)
         self._tokens = {kind: metrics.tokens.labels(model, provider, kind.value) for kind in TokenClass}
         self._unpriced = metrics.unpriced.labels(model, provider)
         self._estimated = metrics.estimated.labels(model, provider)
@@ -52,20 +53,20 @@ class RouteMetrics:
 
     def finished(self, status: str, *, duration_us: int, ttft_us: int | None, overhead_us: int | None) -> None:
         """The door: a caller has its answer. `overhead_us` is the gateway's own share of the time."""
-        self._requests[status].inc()
-        self._duration.observe(duration_us / 1_000_000)
+        self._requests[status][0] += 1
+        self._duration.add(duration_us)
         if ttft_us is not None:
-            self._ttft.observe(ttft_us / 1_000_000)
+            self._ttft.add(ttft_us)
         if overhead_us is not None:
-            self._overhead.observe(overhead_us / 1_000_000)
+            self._overhead.add(overhead_us)
 
     def attempted(self, status: str) -> None:
         """The door: one attempt at this provider has ended."""
-        self._attempts[status].inc()
+        self._attempts[status][0] += 1
 
     def lost(self, count: int) -> None:
         """The recorder: requests of a dead process, which no door will ever report."""
-        self._requests["lost"].inc(count)
+        self._requests["lost"][0] += count
 
     def recorded(
         self, tokens: Mapping[TokenClass, int], *, unpriced: int, estimated: int, negative_margin: int
@@ -79,22 +80,22 @@ class RouteMetrics:
 
 
 class Metrics:
-    """One registry and its instruments. Thread-safe, as prometheus_client's are."""
+    """One registry and its instruments: thread-safe, as prometheus_client's are, but for the cells, which the door counts."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         route = ("surface", "model", "provider")
-        self.requests = self._counter("requests", "Requests answered, by how they ended.", *route, "status")
+        self.requests = self._counts("requests", "Requests answered, by how they ended.", *route, "status")
         self.refused = self._counter("refused", "Requests refused before any attempt, by HTTP status.", "code")
-        self.attempts = self._counter("attempts", "Attempts at a provider that have ended.", "provider", "status")
+        self.attempts = self._counts("attempts", "Attempts at a provider that have ended.", "provider", "status")
         self.flawed = self._counter(
             "flawed_usage",
             "Attempts whose provider reported a usage that is impossible or hard to believe.",
             "provider",
         )
-        self.duration = self._histogram("request_duration_seconds", "Arrival to last byte.", _SECONDS, *route)
-        self.ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _SECONDS, *route)
-        self.overhead = self._histogram("overhead_seconds", "The gateway's own share.", _OVERHEAD, "surface")
+        self.duration = self._timings("request_duration_seconds", "Arrival to last byte.", _SECONDS, *route)
+        self.ttft = self._timings("time_to_first_token_seconds", "Arrival to first token.", _SECONDS, *route)
+        self.overhead = self._timings("overhead_seconds", "The gateway's own share.", _OVERHEAD, "surface")
         self.in_flight = self._gauge("requests_in_flight", "Requests being served.")
         self.tokens = self._counter("tokens", "Tokens of recorded rows, by class.", "model", "provider", "class")
         self.money = self._counter("money", "Amounts of recorded rows, in currency units.", "amount", "currency")
@@ -199,5 +200,8 @@ class Metrics:
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(name, text, labels, namespace="metergate", registry=self.registry)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(name, text, labels, namespace="metergate", registry=self.registry, buckets=buckets)
+    def _counts(self, name: str, text: str, *labels: str) -> Counts:
+        return Counts(self.registry, f"metergate_{name}", text, *labels)
+
+    def _timings(self, name: str, text: str, bounds_s: tuple[float, ...], *labels: str) -> Timings:
+        return Timings(self.registry, f"metergate_{name}", text, bounds_s, *labels)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from gateway import errors
 from gateway.errors import ApiError
@@ -17,8 +17,10 @@ Send = Callable[[Message], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
 
 JSON: Final = (b"content-type", b"application/json")
-EVENT_STREAM: Final = (b"content-type", b"text/event-stream; charset=utf-8")
-STREAM_HEADERS: Final = (EVENT_STREAM, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+STREAM_LINES: Final = (
+    b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
+)
+JSON_LINE: Final = b"content-type: application/json\r\n"
 START: Final = "http.response.start"
 BODY: Final = "http.response.body"
 
@@ -76,6 +78,59 @@ def _inflated(body: bytes, encoding: bytes, limit_bytes: int) -> bytes:
     if len(plain) > limit_bytes:
         raise errors.body_too_large(limit_bytes)
     return plain
+
+
+def lines_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Headers as they stand on the wire, each ended by CRLF. Raises `ValueError` for one that holds a line break."""
+    lines = [b"%b: %b\r\n" % header for header in headers]
+    joined = b"".join(lines)
+    if joined.count(b"\n") != len(lines) or joined.count(b"\r") != len(lines):
+        raise ValueError("a header of the answer holds a line break")
+    return joined
+
+
+def headers_of(lines: bytes) -> RawHeaders:
+    """What `lines_of` was made of."""
+    parted = [line.partition(b": ") for line in lines.split(b"\r\n")[:-1]]
+    return [(name, value) for name, _, value in parted]
+
+
+class Direct(Protocol):
+    """What our own server's exchange takes instead of ASGI's messages (`gateway/serve/exchange.py`)."""
+
+    disconnected: bool
+
+    async def answer(self, status: int, lines: bytes, body: bytes) -> None: ...
+    def begin(self, status: int, lines: bytes) -> None: ...
+    async def pass_on(self, body: bytes, more: bool) -> None: ...
+
+
+class Messages:
+    """The same for any other ASGI server."""
+
+    disconnected = False
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._start: Message | None = None
+
+    async def answer(self, status: int, lines: bytes, body: bytes) -> None:
+        await send_bytes(self._send, status, body, headers_of(lines))
+
+    def begin(self, status: int, lines: bytes) -> None:
+        self._start = {"type": START, "status": status, "headers": headers_of(lines)}
+
+    async def pass_on(self, body: bytes, more: bool) -> None:
+        if self._start is not None:
+            start, self._start = self._start, None
+            await self._send(start)
+        await self._send({"type": BODY, "body": body, "more_body": more})
+
+
+def answering(send: Send) -> Direct:
+    """How answers go out on the connection that `send` belongs to."""
+    own: Direct | None = getattr(send, "__self__", None)
+    return own if own is not None and hasattr(own, "pass_on") else Messages(send)
 
 
 async def send_bytes(send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:

@@ -7,10 +7,10 @@ A request waits for its provider without a timer of its own. It notes the coarse
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.api.asgi import BODY, START, STREAM_HEADERS, Departure, RawHeaders, Receive, Send
+from gateway.api.asgi import STREAM_LINES, Departure, Receive, Send, answering
 from gateway.sse import KEEP_ALIVE, StreamBroken
 
 if TYPE_CHECKING:
@@ -38,18 +38,18 @@ class Interrupted(Exception):
 
 
 class Caller:
-    """`started` says that a status line went out. `stream_headers`, when set, lets a silence start the answer by a comment."""
+    """`started` says that a status line went out. `stream_lines`, when set, lets a silence start the answer by a comment."""
 
     __slots__ = (
-        "_alive_s", "_departure", "_interrupt", "_limit_s", "_receive", "_send", "_sending_since_s", "_services", "_task",
-        "_waiting_since_s", "_watch", "started", "stream_headers",
+        "_alive_s", "_answers", "_departure", "_interrupt", "_limit_s", "_receive", "_sending_since_s", "_services", "_task",
+        "_waiting_since_s", "_watch", "started", "stream_lines",
     )  # fmt: skip
 
     def __init__(self, services: Services, receive: Receive, send: Send) -> None:
         self._services = services
         self._watch: Watch = services.watch
         self._receive = receive
-        self._send = send
+        self._answers = answering(send)
         self._task = asyncio.current_task()
         self._departure: Departure | None = None
         self._interrupt: str | None = None
@@ -58,7 +58,7 @@ class Caller:
         self._limit_s = 0.0
         self._alive_s = 0.0
         self.started = False
-        self.stream_headers: Callable[[], RawHeaders] | None = None
+        self.stream_lines: bytes | None = None
 
     def arrived(self) -> None:
         """The request is whole: from now on a message from the server can only be a departure."""
@@ -76,26 +76,25 @@ class Caller:
 
     # ---- sending ----
 
-    async def answer(self, status: int, headers: RawHeaders, body: bytes) -> None:
-        """All of it at once. `headers` gets the length."""
-        headers.append((b"content-length", str(len(body)).encode()))
+    async def answer(self, status: int, lines: bytes, body: bytes) -> None:
+        """All of it at once; `lines` are its headers but for the length."""
         self.started = True
-        await self._send({"type": START, "status": status, "headers": headers})
-        await self._send({"type": BODY, "body": body})
+        await self._answers.answer(status, lines, body)
 
-    async def start_stream(self, headers: RawHeaders) -> None:
+    def start_stream(self, lines: bytes) -> None:
+        """The head of a stream, if it is not on its way; it goes out with the first piece."""
         if not self.started:
             self.started = True
-            await self._send({"type": START, "status": 200, "headers": [*headers, *STREAM_HEADERS]})
+            self._answers.begin(200, lines + STREAM_LINES)
 
     async def end_stream(self, body: bytes) -> None:
-        await self._send({"type": BODY, "body": body})
+        await self._answers.pass_on(body, False)
 
     async def pass_on(self, piece: bytes) -> None:
         """More of a stream. Raises `Interrupted` when the caller has left, or takes nothing any more."""
         self._sending_since_s = self._watch.now_s
         try:
-            await self._send({"type": BODY, "body": piece, "more_body": True})
+            await self._answers.pass_on(piece, True)
         except asyncio.CancelledError:
             raise self._interruption() from None
         finally:
@@ -180,9 +179,9 @@ class Caller:
                 self._end(LEFT)
             elif now_s - since > self._limit_s:
                 self._end(STALLED)
-            elif self.stream_headers is not None and now_s - max(since, self._alive_s) >= KEEP_ALIVE_S:
+            elif self.stream_lines is not None and now_s - max(since, self._alive_s) >= KEEP_ALIVE_S:
                 self._alive_s = now_s
-                self._services.spawn(self._comment(self.stream_headers))
+                self._services.spawn(self._comment(self.stream_lines))
         elif self._sending_since_s and now_s - self._sending_since_s > SLOW_CALLER_S:
             self._end(LEFT)
 
@@ -191,8 +190,8 @@ class Caller:
             self._interrupt = why
             self._task.cancel()
 
-    async def _comment(self, headers: Callable[[], RawHeaders]) -> None:
+    async def _comment(self, lines: bytes) -> None:
         """A comment between events, if the request still waits. Before the first content it also starts the answer."""
         if self._waiting_since_s:
-            await self.start_stream(headers())
-            await self._send({"type": BODY, "body": KEEP_ALIVE, "more_body": True})
+            self.start_stream(lines)
+            await self._answers.pass_on(KEEP_ALIVE, True)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +18,7 @@ from gateway import errors, tokens
 from gateway.access.authenticator import IDENTITY, check_model
 from gateway.api import failures
 from gateway.api.account import CANCELLED, COMPLETED, FAILED, INCOMPLETE, NOTHING, Account
-from gateway.api.asgi import JSON, CallerLeft, RawHeaders, Receive, Scope, Send, error_headers, read_body
+from gateway.api.asgi import JSON, JSON_LINE, CallerLeft, Receive, Scope, Send, error_headers, lines_of, read_body
 from gateway.api.attempt import Attempt
 from gateway.api.caller import LEFT, Caller, Interrupted
 from gateway.api.hedge import race
@@ -250,7 +250,7 @@ class Exchange:
         route = attempt.route
         try:
             if attempt.call.streamed:
-                failure = await StreamRelay(attempt, self._caller, self._surface, self._answer_headers(route)).run()
+                failure = await StreamRelay(attempt, self._caller, self._surface, self._answer_lines(route)).run()
             else:
                 failure = await self._whole(attempt)
         except BaseException:
@@ -306,11 +306,11 @@ class Exchange:
         await account.settle()
         headers = [(b"x-request-id", self._id.encode()), (b"x-metergate-cache", b"hit"), *account.lease.headers]
         if call.streamed:
-            await self._caller.start_stream(headers)
+            self._caller.start_stream(lines_of(headers))
             await self._caller.end_stream(kept.content + kept.last(account.identity.settlement_currency))
             return
         headers += [JSON, (b"x-metergate-cost", f"0 {account.identity.settlement_currency}".encode())]
-        await self._caller.answer(200, headers, kept.content)
+        await self._caller.answer(200, lines_of(headers), kept.content)
 
     def _judge(self, attempt: Attempt, failure: Failure | None) -> Failure | None:
         """What the attempt says about its route. A stream that failed in-band has said so itself."""
@@ -365,12 +365,9 @@ class Exchange:
         return None
 
     async def _send_answer(self, route: Route, answer: Answer) -> None:
-        headers = self._answer_headers(route)
-        headers.append(JSON)
         cost = self._account.cost()
-        if cost is not None:
-            headers.append((b"x-metergate-cost", cost.encode()))
-        await self._caller.answer(200, headers, answer.body)
+        priced = b"" if cost is None else b"x-metergate-cost: %b\r\n" % cost.encode()
+        await self._caller.answer(200, self._answer_lines(route) + JSON_LINE + priced, answer.body)
 
     # ---- other endings ----
 
@@ -402,19 +399,17 @@ class Exchange:
             headers.append((b"x-metergate-attempts", str(len(account.opened)).encode()))
         if account.lease is not None:
             headers += account.lease.headers
-        await self._caller.answer(error.status, headers, self._surface.error_body(error))
+        await self._caller.answer(error.status, lines_of(headers), self._surface.error_body(error))
 
-    def _answer_headers(self, route: Route) -> RawHeaders:
+    def _answer_lines(self, route: Route) -> bytes:
         account = self._account
         assert account.lease is not None and self._call is not None
-        served = route.of.name
-        return [
-            (b"x-request-id", self._id.encode()),
-            (b"x-metergate-provider", route.provider_name.encode("latin-1", "replace")),
-            (b"x-metergate-attempts", b"1" if len(account.opened) == 1 else str(len(account.opened)).encode()),
-            *(() if served == self._call.model else ((b"x-metergate-model", served.encode("latin-1", "replace")),)),
-            *account.lease.headers,
-        ]
+        served = None if route.of.name == self._call.model else route.of.name
+        return b"x-request-id: %b\r\n%b%b" % (
+            self._id.encode(),
+            _served_lines(route.provider_name, len(account.opened), served),
+            lines_of(account.lease.headers),
+        )
 
     def _count(self) -> None:
         """Metrics of a request that reached a provider; refusals are counted where they are sent."""
@@ -434,3 +429,15 @@ class Exchange:
             ttft_us=account.ttft_us,
             overhead_us=max(0, took_us - self._upstream_ns // 1000) if self._upstream_ns else None,
         )
+
+
+@lru_cache(1024)
+def _served_lines(provider: str, attempts: int, model: str | None) -> bytes:
+    """Who served: the provider, after how many attempts, and the model where it is another than the one that was asked for."""
+    lines = [
+        (b"x-metergate-provider", provider.encode("latin-1", "replace")),
+        (b"x-metergate-attempts", b"%d" % attempts),
+    ]
+    if model is not None:
+        lines.append((b"x-metergate-model", model.encode("latin-1", "replace")))
+    return lines_of(lines)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.api import failures
 from gateway.api.account import COMPLETED, FAILED, INCOMPLETE
-from gateway.api.asgi import RawHeaders
 from gateway.api.attempt import Attempt
 from gateway.api.caller import LEFT, Caller, Interrupted
 from gateway.api.surface import Surface
@@ -27,21 +26,21 @@ STOPPING: Final = "the gateway stopped"
 class StreamRelay:
     """`run` returns a failure only while the caller has seen no content; afterwards the stream ends in-band."""
 
-    __slots__ = ("_account", "_attempt", "_caller", "_headers", "_scanner", "_surface")
+    __slots__ = ("_account", "_attempt", "_caller", "_lines", "_scanner", "_surface")
 
-    def __init__(self, attempt: Attempt, caller: Caller, surface: Surface, headers: RawHeaders) -> None:
+    def __init__(self, attempt: Attempt, caller: Caller, surface: Surface, lines: bytes) -> None:
         assert attempt.scanner is not None
         self._attempt = attempt
         self._account = attempt.account
         self._caller = caller
         self._scanner: Scanner = attempt.scanner
         self._surface = surface
-        self._headers = headers
+        self._lines = lines
 
     async def run(self) -> Failure | None:
         attempt, caller = self._attempt, self._caller
         provider = attempt.route.provider
-        caller.stream_headers = lambda: self._headers
+        caller.stream_lines = self._lines
         try:
             try:
                 attempt.response = await caller.open(attempt.transport, attempt.outgoing, provider.settings.timeout_s)
@@ -65,7 +64,7 @@ class StreamRelay:
             await self._end(failure)
             return None
         finally:
-            caller.stream_headers = None
+            caller.stream_lines = None
             await self._finish_reading()
 
     def _note_unseen(self, failure: Failure) -> None:
@@ -103,7 +102,7 @@ class StreamRelay:
                 break
             if out:
                 if account.ttft_us is None:
-                    await self._begin()
+                    self._begin()
                 await caller.pass_on(out)
         return self._judge()
 
@@ -129,12 +128,12 @@ class StreamRelay:
         self._attempt.hear(scanner.tail)
         return self._judge()
 
-    async def _begin(self) -> None:
+    def _begin(self) -> None:
         """The first content is about to go out: from here on there is no other route."""
         if self._account.ttft_us is None:
             self._account.ttft_us = self._account.elapsed_us()
             self._attempt.first_content()
-        await self._caller.start_stream(self._headers)
+        self._caller.start_stream(self._lines)
 
     async def _end(self, failure: Failure | None) -> None:
         """Closes the books, then sends the last bytes: the usage chunk if wanted and `[DONE]`, or the error."""
@@ -158,7 +157,7 @@ class StreamRelay:
             last = scanner.tail + ending
             if attempt.keeping is not None:
                 attempt.keeping.end(ending, account.cost())
-        await self._begin()
+        self._begin()
         await self._caller.end_stream(last)
 
     async def _finish_reading(self) -> None:

@@ -15,6 +15,8 @@ Message = MutableMapping[str, Any]
 JOIN_BYTES: Final = 65_536
 """A head and a body up to this size are copied into one piece; larger ones go out as a vector."""
 
+_CLOSE: Final = b"connection: close\r\n"
+
 STATUS: Final = {
     int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode("ascii") for status in http.HTTPStatus
 }
@@ -28,6 +30,8 @@ class Connection(Protocol):
 
     @property
     def default_headers(self) -> Iterable[tuple[bytes, bytes]]: ...
+    @property
+    def default_lines(self) -> bytes: ...
     def write(self, data: bytes) -> None: ...
     def write_all(self, pieces: Iterable[bytes]) -> None: ...
     async def drained(self) -> None: ...
@@ -129,6 +133,27 @@ class Exchange:
 
     # ---- what goes out ----
 
+    async def answer(self, status: int, lines: bytes, body: bytes) -> None:
+        """The whole answer at once. `lines` are its headers, each ended by CRLF, without the framing, which is ours.
+
+        `answer`, `begin` and `pass_on` do what `send` does, for routes that make their head and answer for its line breaks.
+        """
+        self._begin(status, lines, b"content-length: %d\r\n\r\n" % len(body))
+        self._left = len(body)
+        await self.pass_on(body, False)
+
+    def begin(self, status: int, lines: bytes) -> None:
+        """An answer whose length is not known: its head goes out with its first piece."""
+        self._begin(status, lines, b"transfer-encoding: chunked\r\n\r\n")
+        self._chunked = True
+
+    def _begin(self, status: int, lines: bytes, framing: bytes) -> None:
+        if self.started:
+            raise RuntimeError("the answer was already started")
+        self.started = True
+        close = _CLOSE if self.close else b""
+        self._head = b"%b%b%b%b%b" % (STATUS[status], self._protocol.default_lines, lines, close, framing)
+
     async def send(self, message: Message) -> None:
         kind = message["type"]
         if kind == "http.response.start":
@@ -139,13 +164,16 @@ class Exchange:
             return
         if kind != "http.response.body" or not self.started or self.complete:
             raise RuntimeError(f"{kind} does not belong here")
+        await self.pass_on(message.get("body", b""), message.get("more_body", False))
+
+    async def pass_on(self, body: bytes, more: bool) -> None:
+        """A piece of the answer, the last one unless `more` come."""
         protocol = self._protocol
         if protocol.write_paused and not self.disconnected:
             await protocol.drained()
         if self.disconnected:
             return
-        more = message.get("more_body", False)
-        data = self._frame(message.get("body", b""), more)
+        data = self._frame(body, more)
         head, self._head = self._head, None
         if head is None:
             protocol.write(data)
@@ -175,7 +203,7 @@ class Exchange:
             parts += (name, b": ", value, b"\r\n")
         if self.close:
             lines += 1
-            parts.append(b"connection: close\r\n")
+            parts.append(_CLOSE)
         if status in (204, 304):
             self._silent = True
         elif length is not None:

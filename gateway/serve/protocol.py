@@ -10,6 +10,7 @@ The head of an answer goes out with its first body message, so a streaming route
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, cast
@@ -66,7 +67,7 @@ class HttpProtocol(asyncio.Protocol):
         self._client: tuple[str, int] | None = None
         self._server: tuple[str, int] | None = None
         self._scheme = "http"
-        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = math.inf
         self._drain: asyncio.Future[None] | None = None
         self._current: Exchange | None = None
         self._parsing: Exchange | None = None
@@ -79,6 +80,8 @@ class HttpProtocol(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
         self._expects_continue = False
+        self._default_from: list[tuple[bytes, bytes]] | None = None
+        self._default_lines = b""
 
     # ---- what the loop calls ----
 
@@ -91,9 +94,8 @@ class HttpProtocol(asyncio.Protocol):
         self._rest()
 
     def data_received(self, data: bytes) -> None:
-        if self._timer is not None and not self._in_head:
-            self._timer.cancel()
-            self._timer = None
+        if not self._in_head:
+            self._due_s = math.inf
         try:
             if self._raw_left:
                 self._feed_raw(data)
@@ -103,17 +105,15 @@ class HttpProtocol(asyncio.Protocol):
             self._feed_raw(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self._end_with(_BAD_REQUEST)
-        if self._timer is None and not self._dead:
+        if self._due_s is math.inf:
             if self._in_head:
-                self._timer = self.loop.call_later(HEAD_S, self._late)
+                self._due_s = self.loop.time() + HEAD_S
             elif self._parsing is not None and self._parsing.more and not self._parsing.complete:
-                self._timer = self.loop.call_later(BODY_S, self._late)
+                self._due_s = self.loop.time() + BODY_S
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._dead = True
         self.server_state.connections.discard(cast(Any, self))
-        if self._timer is not None:
-            self._timer.cancel()
         for exchange in (self._current, *self._waiting):
             if exchange is not None and not exchange.complete:
                 exchange.lose()
@@ -151,9 +151,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._due_s = math.inf
         if self._dead:
             return
         parser = self._parser
@@ -205,6 +203,15 @@ class HttpProtocol(asyncio.Protocol):
     @property
     def default_headers(self) -> Iterable[tuple[bytes, bytes]]:
         return self.server_state.default_headers
+
+    @property
+    def default_lines(self) -> bytes:
+        """The default headers as bytes, made anew where the server has replaced them (each second, for the date)."""
+        headers = self.server_state.default_headers
+        if headers is not self._default_from:
+            self._default_from = headers
+            self._default_lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        return self._default_lines
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
@@ -260,6 +267,17 @@ class HttpProtocol(asyncio.Protocol):
         else:
             self._current.close = True
 
+    def sweep(self, now_s: float) -> None:
+        """Ends a connection that rested too long, or whose request stopped arriving. Called twice a second for all of them: no
+        request sets a timer."""
+        if now_s < self._due_s or self._dead:
+            return
+        self._due_s = math.inf
+        if self._in_head or (self._current is not None and not self._current.complete):
+            self._late()
+        else:
+            self._transport.close()
+
     # ---- the rest ----
 
     def _feed_raw(self, data: bytes) -> None:
@@ -281,11 +299,8 @@ class HttpProtocol(asyncio.Protocol):
         task.add_done_callback(self.server_state.tasks.discard)
 
     def _rest(self) -> None:
-        if self._in_head:
-            return  # the next request is arriving already, under its own deadline
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self.loop.call_later(self._keep_alive_s, self._transport.close)
+        if not self._in_head:  # else the next request is arriving already, under its own deadline
+            self._due_s = self.loop.time() + self._keep_alive_s
 
     def _count(self, size: int) -> None:
         self._head_bytes += size
@@ -294,9 +309,8 @@ class HttpProtocol(asyncio.Protocol):
 
     def _late(self) -> None:
         """A request that stopped arriving. One whose body we do not read for now is not late."""
-        self._timer = None
         if self._paused:
-            self._timer = self.loop.call_later(BODY_S, self._late)
+            self._due_s = self.loop.time() + BODY_S
         else:
             self._end_with(_TOO_SLOW)
 

@@ -7,11 +7,14 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, Final
 
 import uvicorn
 
 from gateway.serve.protocol import HttpProtocol
+
+SWEEP_TICKS: Final = 5
+"""Of uvicorn's ticks, ten a second: how often connections are looked at for having waited too long."""
 
 
 class Server(uvicorn.Server):
@@ -20,6 +23,14 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % SWEEP_TICKS == 0:
+            now_s = asyncio.get_running_loop().time()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, HttpProtocol):
+                    connection.sweep(now_s)
+        return await super().on_tick(counter)
 
     def ask_to_stop(self) -> None:
         self.force_exit = self.should_exit
