@@ -46,6 +46,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt's text. Raises `ChatTemplateError` with the template's own words when it refuses the messages."""
@@ -56,7 +57,10 @@ class ChatTemplate:
         prepared = [prepare(message, index) for index, message in enumerate(messages)]
         try:
             text = self._template.render(
-                **{**self._tokens, **(extra or {})}, messages=prepared, add_generation_prompt=add_generation_prompt
+                **{**self._tokens, **(extra or {})},
+                messages=prepared,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
             )
         except _Refused as refusal:
             raise ChatTemplateError(str(refusal)) from refusal

@@ -8,7 +8,17 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .config import DEVICES, DTYPES, KERNELS, KV_CACHE_DTYPES, POLICIES, EngineConfig, ServerConfig
+from .config import (
+    DEVICES,
+    DTYPES,
+    KERNELS,
+    KV_CACHE_DTYPES,
+    POLICIES,
+    REASONING_PARSERS,
+    TOOL_CALL_PARSERS,
+    EngineConfig,
+    ServerConfig,
+)
 from .errors import EngineError
 
 API_KEY_VARIABLE = "METERGATE_ENGINE_API_KEY"
@@ -88,6 +98,9 @@ def _server_flags(group: argparse._ArgumentGroup, default: dict[str, object]) ->
     add("--api-key", help=f"bearer token that callers must send (better: {API_KEY_VARIABLE})")
     add("--chat-template", help="a file, or the template itself")
     add("--generation-config", choices=("auto", "vllm"), default=default["generation_config"])
+    add("--enable-auto-tool-choice", action="store_true", help="models may call tools as they see fit")
+    add("--tool-call-parser", help=f"how the model writes calls: {', '.join(TOOL_CALL_PARSERS)}")
+    add("--reasoning-parser", help=f"how the model marks reasoning: {', '.join(REASONING_PARSERS)}")
     add("--max-waiting", type=int, default=default["max_waiting"], help="sequences that may wait; above: 503")
     add("--max-request-bytes", type=int, default=default["max_request_bytes"])
     add(

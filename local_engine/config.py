@@ -18,6 +18,8 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "fp8")
 KERNELS = ("auto", "torch", "triton")
+TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "pythonic")
+REASONING_PARSERS = ("deepseek_r1", "qwen3")
 POLICIES = ("fcfs", "priority", "shortest")
 
 
@@ -114,6 +116,10 @@ class ServerConfig:
     """A file, or the template itself; None: the model's own."""
     generation_config: str = "auto"
     """`auto`: EOS ids and sampling defaults of the model's generation_config.json; `vllm`: EOS ids only."""
+    enable_auto_tool_choice: bool = False
+    """Models may call tools as they see fit; needs `tool_call_parser`."""
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     max_waiting: int = 1024
     """Requests that may wait for a first step; above it: 503 with retry-after."""
     max_request_bytes: int = 32 * 1024 * 1024
@@ -133,6 +139,14 @@ class ServerConfig:
             )
         if self.drain_s < 0:
             raise ConfigError(f"--drain-seconds must be 0 or more, not {self.drain_s}")
+        if self.enable_auto_tool_choice and self.tool_call_parser is None:
+            raise ConfigError("--enable-auto-tool-choice needs --tool-call-parser")
+        for flag, name, known in (
+            ("--tool-call-parser", self.tool_call_parser, TOOL_CALL_PARSERS),
+            ("--reasoning-parser", self.reasoning_parser, REASONING_PARSERS),
+        ):
+            if name is not None:
+                _one_of(flag, name, known)
         _one_of("--generation-config", self.generation_config, ("auto", "vllm"))
 
 

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,6 +28,11 @@ from .errors import EngineError
 from .heartbeat import Pulse
 from .messages import Beat, Failed, FrameBuffer, Progress, Ready, Start, StepDone, ToCore, frame
 from .parent_watch import exit_with_parent
+from .weights.model_store import resolve_model
+
+if TYPE_CHECKING:
+    from .grammars import GrammarCompiler
+    from .tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +78,9 @@ def run(channel: Channel, make_runner: RunnerFactory) -> int:
     began = time.monotonic()
     try:
         runner = make_runner(start.config, lambda text: channel.send(Progress(text)))
-        core = EngineCore(start.config, runner, adapt_steps=_on_cpu(start.config))
+        core = EngineCore(
+            start.config, runner, adapt_steps=_on_cpu(start.config), grammars=_grammars(start.config, runner)
+        )
     except EngineError as error:
         channel.send(Failed(str(error)))
         return 1
@@ -106,6 +114,21 @@ def _serve(channel: Channel, core: EngineCore, pulse: Pulse) -> None:
         elif not messages and not checked:
             core.check_integrity()
             checked = True
+
+
+def _grammars(config: EngineConfig, runner: Runner) -> GrammarCompiler | None:
+    """None where llguidance is not installed; the HTTP process then refuses structured output."""
+    try:
+        from .grammars import GrammarCompiler
+    except ImportError:
+        return None
+
+    def load() -> Tokenizer:
+        from .tokenizer import load_tokenizer
+
+        return load_tokenizer(resolve_model(config.model))
+
+    return GrammarCompiler(load, runner.vocab_size)
 
 
 def _on_cpu(config: EngineConfig) -> bool:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .batch import ScheduledSequence, StepOutput
 from .block_pool import BlockPool, root_hash
@@ -18,6 +18,9 @@ from .scheduler import Scheduler, Share
 from .sequence import FinishReason, Sequence
 from .step_budget import StepBudget
 from .token_logprobs import TokenLogprobs
+
+if TYPE_CHECKING:
+    from .grammars import GrammarCompiler
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +60,14 @@ class Runner(Protocol):
 class EngineCore:
     """Scheduler and runner together. One thread calls it; `step` returns when the step is computed."""
 
-    def __init__(self, config: EngineConfig, runner: Runner, *, adapt_steps: bool = False) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        *,
+        adapt_steps: bool = False,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
         self.max_model_len = _fit_model_len(config, runner)
         self._runner = runner
         self._pool = BlockPool(runner.num_blocks, enable_caching=config.enable_prefix_caching)
@@ -69,6 +79,7 @@ class EngineCore:
             window=runner.window,
         )
         self._budget = StepBudget(config.max_num_batched_tokens, config.step_target_ms * 1_000 if adapt_steps else 0)
+        self._grammars = grammars
         self._ended: list[Sequence] = []
         self._failed_in_a_row = 0
         self._steps = self._busy_us = self._execute_us = 0
@@ -136,8 +147,23 @@ class EngineCore:
             choice_index=message.choice_index,
             root=root_hash(message.salt),
         )
+        if message.params.grammar is not None and (reason := self._attach_grammar(sequence, message.params.grammar)):
+            self._failed += 1
+            sequence.error, sequence.finish_reason = reason, FinishReason.ERROR
+            self._ended.append(sequence)
+            return
         self._prompt_tokens += len(message.prompt)
         self._scheduler.add(sequence, priority=message.priority, leader=message.leader)
+
+    def _attach_grammar(self, sequence: Sequence, grammar: str) -> str | None:
+        """None, or why this request, and no other, cannot be served."""
+        try:
+            assert self._grammars is not None, "there is no compiler"
+            sequence.grammar = self._grammars.compile(grammar)
+        except Exception as error:  # whatever the tokenizer's files or the library raise
+            log.exception("a grammar does not compile")
+            return f"The grammar cannot be compiled: {error}"
+        return f"The grammar cannot be compiled: {broken}" if (broken := sequence.grammar.error) else None
 
     def _abort(self, message: Abort) -> None:
         """Ends the sequence between two steps. One that has ended already has been reported: nothing to do."""
@@ -149,6 +175,7 @@ class EngineCore:
     def _compute(self, shares: list[Share]) -> dict[int, News]:
         """Runs the model. Returns what each sequence has to report, if anything."""
         batch = [_scheduled(share) for share in shares]
+        self._mask(shares, batch)
         samples = [share.samples for share in shares]
         self._steps += 1
         began = time.perf_counter_ns()
@@ -168,12 +195,28 @@ class EngineCore:
                 continue
             assert bool(tokens) == sampled, "the runner samples exactly where it was asked to"
             taken = self._scheduler.complete(share, tokens)
+            if sequence.grammar is not None and (broken := sequence.grammar.error) and sequence.finish_reason is None:
+                self._fail(sequence, f"The grammar cannot go on: {broken}")
+                continue
             of_prompt = output.prompt_logprobs.get(number, [])
             sequence.prompt_logprobs_told += len(of_prompt)
             self._generated_tokens += taken
             if taken or of_prompt:
                 news[sequence.id] = News(tokens[:taken], output.logprobs.get(number, [])[:taken], of_prompt)
         return news
+
+    def _mask(self, shares: list[Share], batch: list[ScheduledSequence]) -> None:
+        """Asks the grammars of all sequences that sample, at once."""
+        asking = [
+            (scheduled, share.sequence.grammar, share.drafts)
+            for share, scheduled in zip(shares, batch, strict=True)
+            if share.samples and share.sequence.grammar is not None
+        ]
+        if asking:
+            assert self._grammars is not None
+            masks = self._grammars.masks([(grammar, drafts) for _, grammar, drafts in asking])
+            for (scheduled, _, _), found in zip(asking, masks, strict=True):
+                scheduled.masks = found
 
     def _fail_step(self, shares: list[Share], error: Exception) -> None:
         self._failed_in_a_row += 1

@@ -63,6 +63,8 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences that never come out whole."""
     allowed_token_ids: tuple[int, ...] | None = None
+    grammar: str | None = None
+    """What the output looks like (grammars.py). It ends the sequence where nothing may follow, also with `ignore_eos`."""
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:

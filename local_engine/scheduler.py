@@ -110,7 +110,8 @@ class Scheduler:
         self._commit(sequence)
         self._leave_behind(sequence)
         if reason is not None:
-            sequence.stop_token = tokens[taken - 1] if reason is FinishReason.STOP else None
+            last = tokens[taken - 1]
+            sequence.stop_token = last if reason is FinishReason.STOP and sequence.is_end(last) else None
             self.finish(sequence, reason)
         return taken
 

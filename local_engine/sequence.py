@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from .sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from .grammars import Grammar
 
 
 class Status(enum.Enum):
@@ -57,6 +61,8 @@ class Sequence:
     error: str | None = None
     prompt_logprobs_told: int = 1
     """Prompt tokens whose log probabilities are known; the first one has none. Recomputation tells none twice."""
+    grammar: Grammar | None = None
+    """Where the output stands in its grammar; it goes on with every token, and survives preemption."""
     output: list[int] = field(default_factory=list)
     stop_ids: tuple[int, ...] = ()
 
@@ -81,10 +87,18 @@ class Sequence:
     def append(self, token: int) -> None:
         self.token_ids.append(token)
         self.output.append(token)
+        if self.grammar is not None:
+            self.grammar.advance(token)
+
+    def is_end(self, token: int) -> bool:
+        """An end token, not a part of the text. With a grammar every EOS is one."""
+        return token in self.stop_ids or (self.grammar is not None and token in self.params.eos_token_ids)
 
     def reason_after(self, token: int, max_model_len: int) -> FinishReason | None:
         """Whether the token just appended ends the sequence."""
         if len(self.output) >= self.params.min_tokens and token in self.stop_ids:
+            return FinishReason.STOP
+        if self.grammar is not None and self.grammar.ended:
             return FinishReason.STOP
         if len(self.output) >= self.params.max_tokens or len(self.token_ids) >= max_model_len:
             return FinishReason.LENGTH

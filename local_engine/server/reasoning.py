@@ -6,18 +6,13 @@ itself, or does not reason. As vLLM's parsers of these names have it.
 
 from __future__ import annotations
 
-from ..errors import ConfigError
-
 OPEN, CLOSE = "<think>", "</think>"
-PARSERS = ("deepseek_r1", "qwen3")
 
 
 class ReasoningParser:
-    """Cuts one choice's text. Raises `ConfigError` for a name that is not in `PARSERS`."""
+    """Cuts one choice's text, as the parser of this name does."""
 
     def __init__(self, name: str) -> None:
-        if name not in PARSERS:
-            raise ConfigError(f"--reasoning-parser {name!r} is not supported; choose one of: {', '.join(PARSERS)}")
         self._thinking = name == "deepseek_r1"
         self._held = ""
         self._opening = True

@@ -51,10 +51,17 @@ class Reply:
     """One choice's text on its way through the parsers that the server was started with."""
 
     def __init__(
-        self, reasoning: ReasoningParser | None = None, tools: ToolParser | None = None, *, named: bool = False
+        self,
+        reasoning: ReasoningParser | None = None,
+        tools: ToolParser | None = None,
+        *,
+        named: bool = False,
+        parallel: bool = True,
     ) -> None:
-        """`named`: the request named the function to call, so that a call is no news (`finish_reason` stays `stop`)."""
-        self._reasoning, self._tools, self._named = reasoning, tools, named
+        """`named`: the request named the function to call, so that a call is no news (`finish_reason` stays `stop`).
+        `parallel` false: only the first call is passed on.
+        """
+        self._reasoning, self._tools, self._named, self._parallel = reasoning, tools, named, parallel
         self._called = False
 
     @property
@@ -76,15 +83,17 @@ class Reply:
         if self._tools is None:
             return said
         content, calls = self._tools.flush()
-        self._called |= bool(calls)
-        return said + Piece(content, "", tuple(calls))
+        return said + Piece(content, "", self._passed(calls))
 
     def _parsed(self, reasoning: str, text: str) -> Piece:
         if self._tools is None:
             return Piece(text, reasoning)
         content, calls = self._tools.feed(text)
+        return Piece(content, reasoning, self._passed(calls))
+
+    def _passed(self, calls: list[CallDelta]) -> tuple[CallDelta, ...]:
         self._called |= bool(calls)
-        return Piece(content, reasoning, tuple(calls))
+        return tuple(call for call in calls if self._parallel or call.index == 0)
 
 
 def _joined(deltas: Sequence[CallDelta]) -> list[CallDelta]:

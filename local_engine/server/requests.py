@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -18,6 +18,49 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     include_usage: bool = False
     continuous_usage_stats: bool = False
     include_obfuscation: bool = False
+
+
+class JsonSchemaFormat(msgspec.Struct, kw_only=True):
+    name: str = ""
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """vLLM's; at most one of them."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class Function(msgspec.Struct, kw_only=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(msgspec.Struct, kw_only=True):
+    name: str
+
+
+class NamedTool(msgspec.Struct, kw_only=True):
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -50,6 +93,12 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Only so many of the prompt's last tokens are read; -1: as many as the context holds."""
     return_tokens_as_token_ids: bool = False
     """In log probabilities tokens are spelt `token_id:7`, so that none is ambiguous."""
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     cache_salt: str | None = None
     priority: int = 0
     # Labels without effect on the answer.
@@ -68,7 +117,11 @@ class ChatRequest(_Common, forbid_unknown_fields=True, kw_only=True):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    """None: `auto` where there are tools."""
     parallel_tool_calls: bool = True
+    include_reasoning: bool = True
 
 
 class CompletionRequest(_Common, forbid_unknown_fields=True, kw_only=True):
@@ -83,6 +136,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -96,16 +150,8 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
 
 _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
-    "tools": (([],), "tool calling"),
-    "tool_choice": (("none", "auto"), "tool calling"),
     "functions": (([],), "function calling"),
     "function_call": (("none", "auto"), "function calling"),
-    "response_format": (({"type": "text"},), "structured output"),
-    "structured_outputs": ((), "structured output"),
-    "guided_json": ((), "structured output"),
-    "guided_regex": ((), "structured output"),
-    "guided_choice": ((), "structured output"),
-    "guided_grammar": ((), "structured output"),
     "modalities": ((["text"],), "output other than text"),
     "audio": ((), "audio"),
     "prediction": ((), "predicted output"),

@@ -60,14 +60,20 @@ class ParameterBuilder:
         wanted: int | None,
         param: str,
         unasked: int | None = None,
+        grammar: str | None = None,
+        keep_special_tokens: bool = False,
     ) -> list[SamplingParams]:
         """One set of parameters per prompt. `wanted`: output tokens asked for; None: what the context leaves, at most
-        `unasked`.
+        `unasked`. `keep_special_tokens`: a parser looks for them in the text.
 
         Raises `RequestError`, and `ContextOverflow` with the limit, the prompt's and the output's tokens.
         """
         self._check_shape(body, prompts)
         given = {name: getattr(body, name) for name in _DEFAULTS if getattr(body, name) is not None}
+        if grammar is not None and not self._eos:
+            raise RequestError(
+                "structured output needs a model with an end-of-sequence token.", param="response_format"
+            )
         stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
         logprobs, prompt_logprobs = self._logprobs(body)
         bad_words = self._bad_words(body.bad_words or [])
@@ -88,7 +94,8 @@ class ParameterBuilder:
                 eos_token_ids=self._eos,
                 ignore_eos=body.ignore_eos,
                 include_stop_str_in_output=body.include_stop_str_in_output,
-                skip_special_tokens=body.skip_special_tokens,
+                skip_special_tokens=body.skip_special_tokens and not keep_special_tokens,
+                grammar=grammar,
                 logit_bias=_logit_bias(body.logit_bias),
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from ..async_engine import AsyncEngine, FinishedUsage
 from ..chat_template import ChatTemplate
 from ..config import ServerConfig
@@ -17,9 +19,13 @@ from ..errors import EngineDead, Overloaded, RequestError
 from ..generation import Generation, GenerationRequest, Usage
 from ..tokenizer import Tokenizer
 from .http import HttpError
+from .reasoning import ReasoningParser
 from .replies import Reply
-from .requests import ChatRequest, CompletionRequest, TokenizeRequest
+from .requests import ChatRequest, CompletionRequest, NamedTool, TokenizeRequest
 from .sampling import DEFAULT_COMPLETION_TOKENS, ParameterBuilder, chat_output_tokens, completion_output_tokens
+from .structure import grammar_of
+from .tool_calls import ToolParser
+from .tool_parsers import NamedParser, RequiredParser, keeps_special_tokens, new_tool_parser
 
 SMALL_TEXT = 4_096
 """Characters below which tokenising on the event loop is cheaper than a thread."""
@@ -97,6 +103,7 @@ class Service:
             body.messages,
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
             continue_final_message=body.continue_final_message,
+            tools=_tools(body),
             extra=body.chat_template_kwargs,
         )
 
@@ -104,10 +111,20 @@ class Service:
         builder = self.require_ready()
         self.check_model(body.model)
         wanted = chat_output_tokens(body)
+        auto = self._calls_freely(body)
+        grammar = await asyncio.to_thread(grammar_of, body)
         text = self.render(body)
         prompt = await self.encode(text, add_special_tokens=body.add_special_tokens)
         prompt = builder.truncated(body, prompt, wanted)
-        params = builder.build(body, [prompt], wanted=wanted, param="messages")
+        parser = self.settings.tool_call_parser
+        params = builder.build(
+            body,
+            [prompt],
+            wanted=wanted,
+            param="messages",
+            grammar=grammar,
+            keep_special_tokens=auto and parser is not None and keeps_special_tokens(parser),
+        )
         return self._submit(body, request_id, [prompt], params)
 
     async def start_completion(self, body: CompletionRequest, request_id: str) -> Generation:
@@ -115,12 +132,45 @@ class Service:
         self.check_model(body.model)
         wanted = completion_output_tokens(body)
         prompts = [builder.truncated(body, prompt, wanted) for prompt in await self._prompts(body)]
-        params = builder.build(body, prompts, wanted=wanted, param="prompt", unasked=DEFAULT_COMPLETION_TOKENS)
+        grammar = await asyncio.to_thread(grammar_of, body)
+        params = builder.build(
+            body, prompts, wanted=wanted, param="prompt", unasked=DEFAULT_COMPLETION_TOKENS, grammar=grammar
+        )
         return self._submit(body, request_id, prompts, params)
 
     def new_reply(self, body: ChatRequest) -> Reply:
-        """The parsers of one choice's text."""
-        return Reply()
+        """The parsers of one choice's text. Reasoning is looked for where the answer is free text."""
+        name, tools = self.settings.reasoning_parser, self._tool_parser(body)
+        forced = isinstance(tools, RequiredParser | NamedParser)
+        reasoning = ReasoningParser(name) if name is not None and not forced and body.include_reasoning else None
+        return Reply(reasoning, tools, named=isinstance(tools, NamedParser), parallel=body.parallel_tool_calls)
+
+    def _tool_parser(self, body: ChatRequest) -> ToolParser | None:
+        if not body.tools:
+            return None
+        if isinstance(body.tool_choice, NamedTool):
+            return NamedParser(body.tool_choice.function.name)
+        if body.tool_choice == "required":
+            return RequiredParser()
+        parser = self.settings.tool_call_parser
+        return new_tool_parser(parser) if parser is not None and self._calls_freely(body) else None
+
+    def _calls_freely(self, body: ChatRequest) -> bool:
+        """The model decides whether to call. Raises `RequestError` when the server was not started for that."""
+        if body.tool_choice is not None and body.tool_choice != "none" and not body.tools:
+            if body.tool_choice == "auto":
+                return False
+            raise RequestError("tool_choice needs tools.", param="tool_choice")
+        if not body.tools or body.tool_choice not in (None, "auto"):
+            return False
+        if not self.settings.enable_auto_tool_choice:
+            raise RequestError(
+                "tool_choice auto (the default where there are tools) needs an engine started with "
+                "--enable-auto-tool-choice and --tool-call-parser; without them use required, none or a named function.",
+                param="tool_choice",
+                code="unsupported",
+            )
+        return True
 
     def _submit(
         self, body: ChatRequest | CompletionRequest, request_id: str, prompts: list[list[int]], params: Sequence[Any]
@@ -157,6 +207,19 @@ class Service:
             self.engine.abort(generation)
             await generation.ended.wait()
         return self.engine.finished(request_id)
+
+
+def _tools(body: ChatRequest | TokenizeRequest) -> list[dict[str, Any]] | None:
+    """What the template is told of; nothing where calling is forbidden."""
+    if not body.tools or (isinstance(body, ChatRequest) and body.tool_choice == "none"):
+        return None
+    return [
+        {"type": "function", "function": _without_none(msgspec.structs.asdict(tool.function))} for tool in body.tools
+    ]
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _are_token_ids(items: list[Any]) -> bool:

@@ -18,7 +18,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import ConfigError
 from .call_scanner import CallScanner, NotACall
 from .reasoning import overlap
 from .tool_calls import CallDelta, Calls, ToolParser, mistral_call_id
@@ -350,6 +349,53 @@ def _literal(node: ast.expr) -> Any:
     return ast.literal_eval(node)
 
 
+class RequiredParser:
+    """The JSON list of calls to which a grammar holds the model where a call is required (structure.calls_schema)."""
+
+    def __init__(self) -> None:
+        self._calls = Calls()
+        self._scanner: CallScanner | None = None
+
+    def feed(self, text: str) -> tuple[str, list[CallDelta]]:
+        parts: list[CallDelta] = []
+        while text:
+            if self._scanner is None:
+                text = text.lstrip(" \n\t[,]")
+                if not text:
+                    break
+                self._scanner = CallScanner(self._calls)
+            try:
+                found, text = self._scanner.feed(text)
+            except NotACall:
+                self._scanner = None
+                break
+            parts += found
+            if self._scanner.done:
+                self._scanner = None
+        return "", parts
+
+    def flush(self) -> tuple[str, list[CallDelta]]:
+        return "", []
+
+
+class NamedParser:
+    """Everything is the arguments of the function that the request named."""
+
+    def __init__(self, name: str) -> None:
+        self._calls, self._name, self._begun = Calls(), name, False
+
+    def feed(self, text: str) -> tuple[str, list[CallDelta]]:
+        if not text:
+            return "", []
+        if self._begun:
+            return "", [self._calls.more(text)]
+        self._begun = True
+        return "", [self._calls.begin(self._name, text)]
+
+    def flush(self) -> tuple[str, list[CallDelta]]:
+        return "", []
+
+
 TOOL_PARSERS: Mapping[str, Callable[[], ToolParser]] = {
     "hermes": HermesParser,
     "llama3_json": Llama3JsonParser,
@@ -359,13 +405,7 @@ TOOL_PARSERS: Mapping[str, Callable[[], ToolParser]] = {
 
 
 def new_tool_parser(name: str) -> ToolParser:
-    """Raises `ConfigError` naming what there is."""
-    try:
-        return TOOL_PARSERS[name]()
-    except KeyError:
-        raise ConfigError(
-            f"--tool-call-parser {name!r} is not supported; choose one of: {', '.join(TOOL_PARSERS)}"
-        ) from None
+    return TOOL_PARSERS[name]()
 
 
 def keeps_special_tokens(name: str) -> bool:

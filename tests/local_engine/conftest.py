@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from local_engine.tokenizer import Tokenizer, load_tokenizer
 
@@ -18,3 +20,12 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_tokenizer(tiny_folder: Path) -> Tokenizer:
     return load_tokenizer(tiny_folder)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For hundreds of tiny torch operations: threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -19,6 +19,8 @@ from local_engine.token_logprobs import TokenLogprobs
 
 from .dice import DiceRunner, dice_logits
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPT = st.lists(st.integers(0, 3), min_size=1, max_size=50)
 
 

@@ -121,6 +121,7 @@ def write_model_folder(folder: Path) -> Path:
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     folder.mkdir(parents=True, exist_ok=True)
     backend.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"architectures": ["Tiny"]}))
     settings = {"bos_token": "<|start|>", "eos_token": {"content": "<|end|>"}, "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [END, EXTRA_END]}))

@@ -51,11 +51,11 @@ async def refused(client: httpx.AsyncClient, path: str, body: object, status: in
         ({"stream_options": {}}, "stream_options", "stream_options is allowed only when stream is true."),
         ({"frobnicate": 1}, "frobnicate", "Unknown parameter: 'frobnicate'."),
         ({"stream_options": {"x": 1}, "stream": True}, "stream_options.x", "Unknown parameter: 'stream_options.x'."),
-        ({"tools": [{"type": "function"}]}, "tools", "tools is not supported: this engine has no tool calling yet."),
+        ({"audio": {}}, "audio", "audio is not supported: this engine has no audio yet."),
         (
-            {"response_format": {"type": "json_object"}},
-            "response_format",
-            "response_format is not supported: this engine has no structured output yet.",
+            {"response_format": {"type": "xml"}},
+            "response_format.type",
+            "Invalid value for 'response_format.type': Invalid enum value 'xml'.",
         ),
     ],
 )
@@ -81,6 +81,7 @@ async def test_values_that_ask_for_nothing_pass(client: httpx.AsyncClient) -> No
         "tool_choice": "auto",
         "response_format": {"type": "text"},
         "logprobs": False,
+        "structured_outputs": {},
         "user": "someone",
         "store": False,
         "max_tokens": None,
