@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import Row, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import tables
@@ -21,6 +21,8 @@ from billing.times import now_us
 __all__ = ["BudgetRow", "create_budget", "end_budget", "get_budget", "list_budgets", "period_bounds"]
 
 SCOPES: Final = ("team", "key", "all")
+MOST_AT_ONCE: Final = 100
+"""So many budgets may bound one team, one key or everybody at a time: each request reserves in all of them."""
 MOST_THRESHOLDS: Final = 20
 MOST_PERCENT: Final = 1000
 
@@ -84,6 +86,10 @@ async def create_budget(
             raise InvalidBudget(
                 f"currency: team {scope_id} settles in {settles_in}, not in {currency}", field="currency"
             )
+    columns = tables.budgets.c
+    same = (columns.scope == scope, columns.scope_id.is_not_distinct_from(scope_id), columns.ended_at_us.is_(None))
+    if (await connection.scalar(select(func.count()).where(*same)) or 0) >= MOST_AT_ONCE:
+        raise InvalidBudget(f"scope_id: {MOST_AT_ONCE} budgets bound it already; end one first", field="scope_id")
     values: dict[str, Any] = {
         "scope": scope,
         "scope_id": scope_id,

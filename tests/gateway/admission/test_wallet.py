@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.corrections import reverse
-from billing.database import open_database
 from billing.ledger import record
 from billing.spending import MOST
 from billing.teams import update_team
@@ -22,34 +19,15 @@ from gateway.access.identity import Identity
 from gateway.admission import asking, seeding
 from gateway.admission.key_state import WalletLeft, key_state
 from gateway.admission.lease import Lease
-from gateway.admission.memory import MemoryStore
-from gateway.admission.store import LimitStore
-from gateway.admission.valkey import ValkeyStore
 from gateway.admission.wallet import WALLET_ID, wallet_window
 from gateway.errors import ApiError
 from gateway.ids import new_request_id
 from tests.billing.helpers import rated_record
-from tests.fixtures.valkey import ValkeyServer
-from tests.gateway.admission.conftest import unique_prefix
 from tests.gateway.admission.helpers import spent_and_reserved
 from tests.gateway.admission.house import UNPRICED, House
 
 COST = 1000 * 280 + 500 * 420
 """What one request of the house reserves, and settles when it uses all of it."""
-
-
-@pytest.fixture(params=["memory", "valkey"])
-async def house(request: pytest.FixtureRequest, sqlite_url: str, valkey_server: ValkeyServer) -> AsyncIterator[House]:
-    store: LimitStore
-    if request.param == "memory":
-        store = MemoryStore()
-    else:
-        store = ValkeyStore(valkey_server.url, prefix=unique_prefix(), heal_us=0, timeout_s=5)
-    engine: AsyncEngine = open_database(sqlite_url)
-    built = await House.build(engine, store)
-    yield built
-    await built.admission.stop()
-    await engine.dispose()
 
 
 async def prepaid(house: House, credit_nano: int | None = None) -> Identity:

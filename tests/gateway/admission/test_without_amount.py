@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
-from billing.database import open_database
 from billing.ledger import record
 from billing.teams import update_team
 from billing.usage import Usage
 from billing.wallet_credits import top_up
 from gateway.access.identity import Identity
-from gateway.admission.memory import MemoryStore
-from gateway.admission.store import LimitStore
-from gateway.admission.valkey import ValkeyStore
 from gateway.admission.wallet import WALLET_ID, wallet_window
 from gateway.errors import ApiError
 from tests.billing.helpers import rated_record
-from tests.fixtures.valkey import ValkeyServer
-from tests.gateway.admission.conftest import unique_prefix
 from tests.gateway.admission.helpers import spent_and_reserved
 from tests.gateway.admission.house import House
 
@@ -30,20 +23,6 @@ COST = 1000 * 280 + 500 * 420
 """What one request of the house reserves."""
 NO_PRICE = Usage(input=10, output=5, audio_output=7)
 """Priced in part: the book has no row for audio."""
-
-
-@pytest.fixture(params=["memory", "valkey"])
-async def house(request: pytest.FixtureRequest, sqlite_url: str, valkey_server: ValkeyServer) -> AsyncIterator[House]:
-    store: LimitStore
-    if request.param == "memory":
-        store = MemoryStore()
-    else:
-        store = ValkeyStore(valkey_server.url, prefix=unique_prefix(), heal_us=0, timeout_s=5)
-    engine = open_database(sqlite_url)
-    built = await House.build(engine, store)
-    yield built
-    await built.admission.stop()
-    await engine.dispose()
 
 
 async def prepaid(house: House) -> Identity:

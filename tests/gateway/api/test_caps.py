@@ -13,7 +13,7 @@ from gateway.api.chat import ChatCompletions
 from gateway.api.completions import Completions
 from gateway.api.messages import Messages, speak
 from gateway.api.responses import Responses
-from gateway.api.surface import Surface
+from gateway.api.surface import MOST_CHOICES, Surface
 from gateway.errors import ApiError
 from gateway.routing.provider import ADAPTERS, Provider
 from gateway.settings import ProviderSettings
@@ -135,3 +135,18 @@ async def test_no_cap_goes_up_with_embeddings(gateway: Gateway, up: Upstream) ->
     answer = await gateway.client.post("/v1/embeddings", json={"model": "m", "input": "x"})
     assert answer.status_code == 200, answer.text
     assert caps_in((await up.book())[-1]["body"]) == []
+
+
+@pytest.mark.parametrize("name", ["n", "max_tokens", "max_completion_tokens", "best_of"])
+@pytest.mark.parametrize("value", [-1, -(10**30), 1.5, "7", True, [1], {}])
+def test_a_count_that_is_none_is_refused_by_its_name_before_anything_is_reserved(name: str, value: object) -> None:
+    reader, body = BODIES["completions" if name in ("best_of", "max_tokens") else "chat"]
+    with pytest.raises(ApiError) as caught:
+        reader.read(json.dumps({"model": "m", **body, name: value}).encode())
+    assert (caught.value.status, caught.value.param) == (400, name)
+
+
+def test_so_many_choices_are_refused_not_reserved() -> None:
+    for value in (0, MOST_CHOICES + 1, 10**30):
+        with pytest.raises(ApiError, match=f"between 1 and {MOST_CHOICES}"):
+            ChatCompletions().read(json.dumps({"model": "m", **BODIES["chat"][1], "n": value}).encode())
