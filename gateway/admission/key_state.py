@@ -64,7 +64,11 @@ class KeyState(msgspec.Struct, frozen=True):
 
 
 async def key_state(admission: Admission, snapshot: Snapshot, identity: Identity, at_us: int) -> KeyState:
-    """The key's and its team's budgets; what everybody spent together is not told. Raises `ApiError` 503."""
+    """The key's and its team's budgets; what everybody spent together is not told. Raises `ApiError` 503.
+
+    A period that no request drew on lately is counted anew, so that a correction or a lost request shows; while the database is
+    away, what the store knows is told.
+    """
     budgets = [budget for budget in snapshot.budgets.over(identity) if budget.scope != "all"]
     periods = Periods()
     windows = {budget.id: periods.of(budget, at_us) for budget in budgets}
@@ -79,8 +83,13 @@ async def key_state(admission: Admission, snapshot: Snapshot, identity: Identity
         unseeded = [window for window, state in view.budgets.items() if not state.seeded]
         if wallet is not None and not admission.seeding.follows(asked[-1]) and asked[-1] not in unseeded:
             unseeded.append(asked[-1])
-        if unseeded:
-            await admission.seeding.seed(unseeded)
+        idle = [window for window in asked if window not in unseeded and not admission.seeding.follows(window)]
+        if unseeded or idle:
+            try:
+                await admission.seeding.seed([*unseeded, *idle])
+            except StoreUnavailable:
+                if unseeded:
+                    raise
             view = await admission.store.view(identity.key_id, asked)
     except StoreUnavailable as error:
         raise store_unavailable(error) from error

@@ -6,10 +6,13 @@ from collections import Counter
 from dataclasses import dataclass
 from uuid import UUID
 
+from billing.drift import find_drift
+from billing.money import Money
 from tests.faults.callers import Heard
 from tests.faults.stage import Stage
 from tests.gateway.metering.books import BooksDatabase
 
+FAR_US = 4_000_000_000_000_000
 UUID_CHARACTERS = 36
 """A provider sees the request's id, from the second attempt on with the attempt's number behind it."""
 
@@ -117,11 +120,14 @@ def sums(database: BooksDatabase) -> list[str]:
 
 
 def unsettled(stage: Stage) -> list[str]:
-    """What the limit store says against the rows, once no lease can be open any more."""
-    spent = stage.spent()
-    if spent is None:
-        return ["the budget cannot be asked for"]
+    """What the limit store and everything derived say against the rows, once no lease can be open any more."""
+    found = [str(drift) for drift in stage.database.run(lambda connection: find_drift(connection, 0, FAR_US))]
+    budget = stage.budget()
+    if budget is None:
+        return [*found, "the budget cannot be asked for"]
     total = int(stage.database.rows("SELECT coalesce(sum(settled_nano), 0) FROM usage")[0][0])
-    whole, _, fraction = spent.partition(".")
-    nano = int(whole) * 10**9 + int(fraction.ljust(9, "0") or 0)
-    return [] if nano == total else [f"the budget says {nano} nano spent, the rows {total}"]
+    if Money.parse(budget["spent"], "CNY").nano != total:
+        found.append(f"the budget says {budget['spent']} spent, the rows {total} nano")
+    if Money.parse(budget["reserved"], "CNY").nano != 0:
+        found.append(f"{budget['reserved']} is still reserved, and nothing runs")
+    return found

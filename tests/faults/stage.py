@@ -212,8 +212,8 @@ class Stage:
         admin("budgets", budget | {"timezone": "UTC", "hard": True})
         self.callers.key = admin("keys", {"team_id": team, "name": "faults"})["key"]
 
-    def spent(self) -> str | None:
-        """What the limit store says that the budget has spent; None while it cannot say."""
+    def budget(self) -> dict[str, Any] | None:
+        """What the limit store says of the budget; None while it cannot say."""
         try:
             answer = get(
                 f"http://127.0.0.1:{self.gateway.port}/v1/key", {"authorization": f"Bearer {self.callers.key}"}
@@ -221,7 +221,7 @@ class Stage:
         except (OSError, ValueError, urllib.error.HTTPError):
             return None
         (budget,) = answer["budgets"]
-        return str(budget["spent"])
+        return dict(budget)
 
     def kill_everything(self) -> None:
         self.gateway.kill_group()

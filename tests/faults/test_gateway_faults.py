@@ -27,6 +27,8 @@ from tests.gateway.metering.conftest import eventually
 
 REST_S = 40.0
 """How long a harmed gateway may take until its books agree again."""
+LEASE_S = 100.0
+"""What a killed gateway had reserved is free after a minute."""
 RECOVERY_S = 20.0
 """How long it may refuse requests after the reason is gone: a look every 0.25 s, on a machine that is busy otherwise."""
 EVENTS = 6
@@ -175,7 +177,13 @@ def test_the_disk_of_the_journal_is_full(stage: Stage) -> None:
 
 def test_the_budget_has_spent_what_the_rows_say_and_a_replay_changes_nothing(stage: Stage) -> None:
     run(stage, harm.nothing)
-    eventually(lambda: not unsettled(stage), f"{unsettled(stage)}", REST_S)
+    found = unsettled(stage)
+
+    def settled() -> bool:
+        found[:] = unsettled(stage)
+        return not found
+
+    eventually(settled, f"{found}", LEASE_S)
     stage.gateway.stop()
     before = stage.database.digest()
     folders = process_folders(stage.home / "journal")

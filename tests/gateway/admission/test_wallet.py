@@ -17,6 +17,7 @@ from billing.wallet_credits import adjust, top_up
 from billing.wallets import balance_nano
 from gateway.access.identity import Identity
 from gateway.admission import asking, seeding
+from gateway.admission.claims import BudgetWindow
 from gateway.admission.key_state import WalletLeft, key_state
 from gateway.admission.lease import Lease
 from gateway.admission.wallet import WALLET_ID, wallet_window
@@ -181,3 +182,23 @@ async def test_rule_13_a_worst_case_beyond_64_bits_is_refused(house: House) -> N
     with pytest.raises(ApiError) as caught:
         await house.admit(house.key(house.american), input_tokens=10**17)
     assert (caught.value.status, caught.value.code) == (400, "amount_too_large")
+
+
+async def test_a_key_is_told_what_its_budget_was_charged_while_nobody_called(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that was lost becomes a row long after it was sent, and settles nothing in the store."""
+    monkeypatch.setattr(seeding, "ACTIVE_S", 0.0)
+    monkeypatch.setattr(admission, "USED_US", 0)
+    budget, key = await house.budget("1", house.american, currency="USD"), house.key(house.american)
+    lease = await house.admit(key)
+    window = BudgetWindow(budget.id, lease.claim.charges[0].window)
+    began = time.monotonic()
+    while house.admission.seeding.follows(window):
+        assert time.monotonic() - began < 10
+        await asyncio.sleep(0.02)
+    lost = rated_record(Usage(input=1000), id_=lease.request_id, team=house.american.id, currency="USD")
+    async with house.database.begin() as connection:
+        await record(connection, [lost])
+    (left,) = (await key_state(house.admission, house.catalog.snapshot, key, lease.at_us)).budgets
+    assert (left.spent, left.reserved) == ("0.00028", "0.00049")
