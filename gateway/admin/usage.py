@@ -37,7 +37,9 @@ Interval = Annotated[str, QueryParameter(max_length=20, description="hour, day o
 TimeZone = Annotated[str, QueryParameter(max_length=64, description="IANA name; its days may have 23 or 25 hours.")]
 GroupBy = Annotated[
     str | None,
-    QueryParameter(max_length=200, description="Comma-separated: team, key, model, provider, provider_model, tag:NAME."),
+    QueryParameter(
+        max_length=200, description="Comma-separated: team, key, model, provider, provider_model, tag:NAME."
+    ),
 ]
 
 

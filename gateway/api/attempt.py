@@ -67,7 +67,7 @@ class Attempt:
         self.id = identifier
         self.outgoing = outgoing
         self.sequence = 0
-        self.transport: Transport = route.provider.transport
+        self.transport: Transport = outgoing.own or route.provider.transport
         self.share: Claim | None = None
         self.keeping: Keeping | None = None
         self.began_ns = time.monotonic_ns()

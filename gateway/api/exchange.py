@@ -318,7 +318,9 @@ class Exchange:
         if failure is not None and attempt.turns_key(failure):
             breaker.abandoned()
             return replace(failure, turned=True)
-        if failure is not None and failure.blames_route:
+        if attempt.outgoing.own is not None:
+            breaker.abandoned()  # the provider was not asked
+        elif failure is not None and failure.blames_route:
             attempt.blame(failure)
         elif failure is not None or self._account.status == CANCELLED:
             breaker.abandoned()
@@ -390,7 +392,7 @@ class Exchange:
         """An error to the caller: plain while nothing was sent, in-band afterwards."""
         if self._caller.started:
             if self._call is not None and self._call.streamed:
-                await self._caller.end_stream(self._surface.error_event(error))
+                await self._caller.end_stream(self._surface.error_event(error, self._call))
             return
         account = self._account
         headers = error_headers(error)

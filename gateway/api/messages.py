@@ -51,7 +51,7 @@ class AnthropicErrors:
     def error_body(self, error: ApiError) -> bytes:
         return _encode(_Envelope(_Error(TYPES.get(error.status, "api_error"), error.message)))
 
-    def error_event(self, error: ApiError) -> bytes:
+    def error_event(self, error: ApiError, call: Call) -> bytes:
         return b"event: error\ndata: " + self.error_body(error) + b"\n\n"
 
 

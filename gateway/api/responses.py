@@ -31,7 +31,7 @@ class ResponsesDialect:
         return responses_answers.response(call.fields, call.model, body, usage)
 
     def writer(self, call: Call) -> Writer:
-        return responses_answers.ResponseWriter(call.fields, call.model)
+        return responses_answers.ResponseWriter(call)
 
 
 _DIALECT: Final = ResponsesDialect()
@@ -45,6 +45,7 @@ class _ErrorEvent(msgspec.Struct, frozen=True):
     code: str | None
     message: str
     param: str | None
+    sequence_number: int
     type: str = "error"
 
 
@@ -72,6 +73,6 @@ class Responses(OpenAIErrors):
             over=speak,
         )
 
-    def error_event(self, error: ApiError) -> bytes:
-        event = _ErrorEvent(error.code or error.type, error.message, error.param)
+    def error_event(self, error: ApiError, call: Call) -> bytes:
+        event = _ErrorEvent(error.code or error.type, error.message, error.param, call.told)
         return b"event: error\ndata: " + _encode(event) + b"\n\n"

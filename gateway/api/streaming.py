@@ -151,7 +151,7 @@ class StreamRelay:
         if failure is not None:
             if failure.blames_route:
                 attempt.blame(failure)
-            last = scanner.tail + self._surface.error_event(failure.error)
+            last = scanner.tail + self._surface.error_event(failure.error, attempt.call)
         else:
             ending = scanner.ending(usage, account.cost(), wanted=attempt.call.wants_usage)
             last = scanner.tail + ending

@@ -44,7 +44,7 @@ class Surface(Protocol):
 
     def read(self, body: bytes) -> Call: ...
     def error_body(self, error: ApiError) -> bytes: ...
-    def error_event(self, error: ApiError) -> bytes: ...
+    def error_event(self, error: ApiError, call: Call) -> bytes: ...
 
 
 class OpenAIErrors:
@@ -53,7 +53,7 @@ class OpenAIErrors:
     def error_body(self, error: ApiError) -> bytes:
         return errors.render(error)
 
-    def error_event(self, error: ApiError) -> bytes:
+    def error_event(self, error: ApiError, call: Call) -> bytes:
         return errors.render_event(error)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import Raw
@@ -15,6 +15,9 @@ from gateway.dialects import chat
 from gateway.dialects.anthropic_answers import Untranslatable
 from gateway.dialects.chat import Json
 from gateway.dialects.reading import encode
+
+if TYPE_CHECKING:
+    from gateway.upstream.base import Call
 
 ECHOED: Final[Json] = {
     "instructions": None,
@@ -152,10 +155,11 @@ class _Item:
 class ResponseWriter:
     """Chat chunks as the events of a response. Items have their own index, so parallel calls may be told in turns."""
 
-    def __init__(self, fields: Mapping[str, Raw], model: str) -> None:
-        self._response = frame(fields, model)
+    def __init__(self, call: Call) -> None:
+        self._response = frame(call.fields, call.model)
+        self._asked = call
+        call.told = 0
         self._begun = False
-        self._sequence = 0
         self._items: list[_Item] = []
         self._open: _Item | None = None
         self._calls: dict[int, _Item] = {}
@@ -187,8 +191,8 @@ class ResponseWriter:
         return b"".join(out)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        data = encode({"type": kind, "sequence_number": self._sequence, **fields})
-        self._sequence += 1
+        data = encode({"type": kind, "sequence_number": self._asked.told, **fields})
+        self._asked.told += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
     def _begin(self, out: list[bytes]) -> None:

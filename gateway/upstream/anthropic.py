@@ -17,7 +17,7 @@ from gateway.sse import NULL, given
 from gateway.upstream import policy
 from gateway.upstream.anthropic_stream import ChatScanner
 from gateway.upstream.anthropic_usage import from_anthropic, tier_in
-from gateway.upstream.base import Answer, BadAnswer, Call, Failure, Outgoing, delivered
+from gateway.upstream.base import Adapter, Answer, BadAnswer, Call, Failure, Outgoing, delivered
 from gateway.upstream.chat_answers import whole_chat
 from gateway.upstream.events import Scanner
 from gateway.upstream.openai import OpenAIAdapter
@@ -106,6 +106,10 @@ class AnthropicAdapter(OpenAIAdapter):
     root_suffix = "/v1"
     surfaces = frozenset({"chat", "messages", "count_tokens", "responses"})
     native = "anthropic"
+
+    @property
+    def counter(self) -> Adapter:
+        return self
 
     def credentials(self, secret: str) -> dict[str, str]:
         return {"x-api-key": secret}

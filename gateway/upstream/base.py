@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gateway.routing.provider import Provider
     from gateway.routing.routes import Route
     from gateway.upstream.events import Scanner
+    from gateway.upstream.wire import Transport
 
 
 @dataclass(slots=True)
@@ -33,6 +34,7 @@ class Call:
     input_tokens: int  # estimate, erring upward
     generated: int = 0  # choices that the provider generates (`best_of`); 0 means `choices`
     speaks: bool = True  # whether the answer has output, so that a cap has a meaning
+    told: int = 0  # events of the answer so far, where the caller's dialect numbers them
     dialect: str = "openai"  # what `fields` are written in
     over: Callable[[Adapter], Adapter] | None = None  # how a provider's adapter is made to speak it; None: as it is
 
@@ -44,6 +46,7 @@ class Outgoing:
     url: str
     headers: dict[str, str]
     body: bytes
+    own: Transport | None = None  # what answers in the provider's place: nothing is sent
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from gateway.dialects.reading import encode
 from gateway.errors import ApiError, bad_request
 from gateway.sse import NULL, StreamBroken, given, payload_of
 from gateway.upstream import policy
-from gateway.upstream.base import Answer, BadAnswer, Call, Failure, Outgoing, delivered
+from gateway.upstream.base import Adapter, Answer, BadAnswer, Call, Failure, Outgoing, delivered
 from gateway.upstream.chat_answers import whole_chat
 from gateway.upstream.events import EventScanner, Scanner
 from gateway.upstream.openai import OpenAIAdapter
@@ -160,6 +160,10 @@ class GeminiAdapter(OpenAIAdapter):
     root_suffix = "/v1beta"
     surfaces = frozenset({"chat", "messages", "count_tokens", "responses", "embeddings"})
     native = "gemini"
+
+    @property
+    def counter(self) -> Adapter:
+        return self
 
     def credentials(self, secret: str) -> dict[str, str]:
         return {"x-goog-api-key": secret}

@@ -13,6 +13,7 @@ from gateway.errors import ApiError
 from gateway.sse import NULL, StreamScanner, given
 from gateway.upstream import policy, reshape
 from gateway.upstream.base import Adapter, Answer, BadAnswer, Call, Failure, Outgoing, delivered
+from gateway.upstream.estimate import estimate, read_estimate
 from gateway.upstream.redact import ProviderError, read_error, read_error_object, redact
 from gateway.upstream.usage import from_openai
 
@@ -74,7 +75,7 @@ class OpenAIAdapter:
 
     @property
     def counter(self) -> Adapter:
-        return self
+        return OpenAICounter()
 
     def check_surface(self, call: Call, route: Route) -> None:
         """Raises `ApiError` 400 when this kind of provider has no counterpart of the caller's endpoint."""
@@ -198,6 +199,18 @@ class OpenAIAdapter:
         """OpenAI's reasoning models refuse `max_tokens`; most compatible servers know nothing else."""
         native = provider.base_url is not None and "openai." in provider.base_url and call.path == "/chat/completions"
         return "max_completion_tokens" if native else self.cap_field
+
+
+class OpenAICounter(OpenAIAdapter):
+    """Such servers count nothing by themselves: the estimate stands in for a count."""
+
+    surfaces = frozenset({"count_tokens"})
+
+    def prepare(self, call: Call, route: Route, *, request_id: str, output_cap: int | None, team_id: str) -> Outgoing:
+        return estimate(call, route)
+
+    def read_answer(self, call: Call, content_type: str, body: bytes) -> Answer:
+        return read_estimate(body)
 
 
 def _check_minimum(name: str, raw: Raw, output_cap: int) -> None:

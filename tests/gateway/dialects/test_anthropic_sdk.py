@@ -122,12 +122,16 @@ async def test_tokens_are_counted_by_the_provider_and_cost_nothing(world: World,
     assert row["tokens"].get("input", 0) == 0 and row["settled"] == {"amount": "0", "currency": "CNY"}
 
 
-async def test_a_provider_that_cannot_count_is_a_stated_400(world: World) -> None:
-    with pytest.raises(anthropic.BadRequestError) as refused:
-        await world.anthropic.messages.count_tokens(model="on-openai", messages=ask())
-    body: Any = refused.value.body
-    assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
-    assert "no counterpart of this endpoint" in body["error"]["message"]
+async def test_where_a_provider_counts_nothing_the_estimate_stands_and_nothing_is_sent(world: World) -> None:
+    before = len(await world.upstreams["openai"].book())
+    for words, least in ((3, 1), (4000, 4000)):
+        raw = await world.anthropic.messages.with_raw_response.count_tokens(
+            model="on-openai", messages=ask("word " * words)
+        )
+        assert least <= (await raw.parse()).input_tokens <= 2 * words + 40, "upward, within the estimate's error"
+        row = await world.row(raw.headers)
+        assert (row["surface"], row["status"], row["settled"]["amount"]) == ("count_tokens", "completed", "0")
+    assert len(await world.upstreams["openai"].book()) == before
 
 
 async def test_the_same_dialect_passes_untouched_but_for_model_and_cost(world: World) -> None:

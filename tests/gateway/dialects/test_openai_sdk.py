@@ -318,6 +318,7 @@ async def test_rule_21_a_response_that_breaks_ends_in_an_error_event(world: Worl
     stream = await world.openai.responses.create(model=model, input=f"[[{script};gap_ms=1]]", stream=True)
     events = [event async for event in stream]
     assert events[-1].type == "error" and "provider" in events[-1].message
+    assert [event.sequence_number for event in events] == list(range(len(events)))
     assert "response.completed" not in {event.type for event in events}
     assert (await world.row(stream.response.headers))["status"] == "incomplete"
 
