@@ -178,7 +178,9 @@ def _recorder_process(journal: Journal, folder: Path, settings: Settings, metric
         telemetry.service,
         telemetry.share,
     )
-    return RecorderProcess(journal, folder, settings.database_url, settings.journal, metrics.others, target or None)
+    return RecorderProcess(
+        journal, folder, settings.database_url, settings.journal, metrics.others, target or None, settings.log_format
+    )
 
 
 async def build_services(settings: Settings, record: StartRecorder = _recorder_process) -> Services:

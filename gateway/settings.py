@@ -128,6 +128,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """After SIGTERM running requests have so long. No longer than what kills the process allows it."""
     request_max_bytes: Annotated[int, Meta(ge=1024)] = 32 << 20
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
 
     def proxy_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
         return tuple(ip_network(text, strict=False) for text in self.trusted_proxies)

@@ -9,6 +9,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
+from gateway.logs import Format
 from gateway.metering.progress import Progress
 from gateway.metrics_sum import Report
 from gateway.settings import JournalSettings
@@ -25,6 +26,7 @@ class Job(Struct, frozen=True, tag=True):
     database_url: str
     journal: JournalSettings
     log_level: int
+    log_format: Format
     telemetry: Target | None = None
 
 

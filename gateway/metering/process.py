@@ -16,6 +16,7 @@ from asyncio.subprocess import DEVNULL, Process
 from pathlib import Path
 from typing import Final, Protocol
 
+from gateway import logs
 from gateway.metering.journal import Journal
 from gateway.metering.link import Ask, Finish, Job, Link, News, gateway_end
 from gateway.metering.position import read_position
@@ -62,10 +63,13 @@ class RecorderProcess:
         settings: JournalSettings,
         figures: MetricsSum,
         telemetry: Target | None = None,
+        log_format: logs.Format = "text",
     ) -> None:
         """What the recorder counts is added to `figures`; `telemetry` is where it tells of new rows."""
         self._journal = journal
-        self._job = Job(str(root), str(journal.folder), database_url, settings, logging.root.level, telemetry)
+        self._job = Job(
+            str(root), str(journal.folder), database_url, settings, logging.root.level, log_format, telemetry
+        )
         self._figures = figures
         self._task: asyncio.Task[None] | None = None
         self._process: Process | None = None

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from gateway import logs
 from gateway.metering.link import Finish, Job, Link, News, Order, recorder_end
 from gateway.metering.progress import Progress
 from gateway.metering.recorder import Recorder
@@ -62,7 +63,7 @@ async def _run(descriptor: int) -> None:
     job = await link.receive()
     if not isinstance(job, Job):
         return
-    logging.getLogger().setLevel(job.log_level)
+    logs.configure(job.log_level, job.log_format)
     metrics = Metrics()
     told = _Told(link, Reporter(metrics.registry.collect, gauges=False))
     exporter = None if job.telemetry is None else _exporter(job.telemetry, metrics, Path(job.own).name)
@@ -106,9 +107,7 @@ async def _obey(link: Link[Order], recorder: Recorder, told: _Told) -> None:
 def main(descriptor: int) -> None:
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    for noisy in ("aiosqlite", "asyncio"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    logs.configure(logging.WARNING, "text")
     asyncio.run(_run(descriptor))
 
 

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import signal
 import socket
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 import click
 import uvloop
 
+from gateway import logs
 from gateway.access.admin_key import load_admin_key
 from gateway.api.app import Part, create_app
 from gateway.serve.banner import FirstRun, banner
@@ -55,7 +55,7 @@ def serve(options: Options) -> None:
         admin_host, _, admin_port = settings.admin_listen.rpartition(":")
         listens.append(bind(admin_host.strip("[]"), int(admin_port)))
     prepare_home(settings.home)
-    _configure_logging(settings.log_level)
+    logs.configure(settings.log_level.upper(), settings.log_format)
     with contextlib.ExitStack() as held:
         for listener in listens:
             held.enter_context(listener)
@@ -67,7 +67,7 @@ def serve(options: Options) -> None:
 
 async def _run(settings: Settings, config: Path | None, listens: list[socket.socket]) -> None:
     ending = Ending()
-    engines = Engines(settings.home / "run", lambda line: click.echo(line, err=True))
+    engines = Engines(settings.home / "run", logs.teller(settings.log_format))
     try:
         await engines.apply(settings)
         await _prepare_database(settings)
@@ -148,11 +148,3 @@ async def _prepare_database(settings: Settings) -> None:
     state = await look(settings.database_url)
     if not state.up_to_date:
         raise StartError(state.advice)
-
-
-def _configure_logging(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
-    for noisy in ("httpx", "httpcore", "aiosqlite", "alembic", "uvicorn"):
-        logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.root.level))
