@@ -189,7 +189,7 @@ async def test_a_key_is_told_what_its_budget_was_charged_while_nobody_called(
 ) -> None:
     """A request that was lost becomes a row long after it was sent, and settles nothing in the store."""
     monkeypatch.setattr(seeding, "ACTIVE_S", 0.0)
-    monkeypatch.setattr(admission, "USED_US", 0)
+    monkeypatch.setattr(asking, "USED_US", 0)
     budget, key = await house.budget("1", house.american, currency="USD"), house.key(house.american)
     lease = await house.admit(key)
     window = BudgetWindow(budget.id, lease.claim.charges[0].window)
