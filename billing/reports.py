@@ -11,13 +11,12 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.coarse_tables import CURRENCIES
 from billing.errors import InvalidQuery
 from billing.money import Money
 from billing.periods import INTERVALS, intervals
 from billing.reads import UsageFilters
 from billing.records import MoneyView
-from billing.rollup_reads import rollup_sums
+from billing.rollup_reads import Sums, rollup_sums
 from billing.tables import MONEY_COLUMNS, TOKEN_COLUMNS
 from billing.tag_sums import is_tag, tag_sums
 from billing.times import DAY_US, QUARTER_US, format_time, now_us
@@ -46,15 +45,18 @@ _COUNTS: Final = (
     "reasoning",
     *MONEY_COLUMNS,
 )
-_MONEY: Final = (
-    ("list", "list_currency", "list_nano"),
-    ("settled", "settlement_currency", "settled_nano"),
-    ("policy", "settlement_currency", "policy_nano"),
-    ("reference", "settlement_currency", "reference_nano"),
-    ("cost", "cost_currency", "cost_nano"),
-    ("margin", "settlement_currency", "margin_nano"),
+_MONEY: Final = tuple(
+    (label, Sums._fields.index(currency), _COUNTS.index(nano))
+    for label, currency, nano in (
+        ("list", "list_currency", "list_nano"),
+        ("settled", "settlement_currency", "settled_nano"),
+        ("policy", "settlement_currency", "policy_nano"),
+        ("reference", "settlement_currency", "reference_nano"),
+        ("cost", "cost_currency", "cost_nano"),
+        ("margin", "settlement_currency", "margin_nano"),
+    )
 )
-_MONEY_AT: Final = tuple((label, CURRENCIES.index(currency), _COUNTS.index(nano)) for label, currency, nano in _MONEY)
+"""Each money list: where its currency and its sum stand."""
 _TOKENS: Final = (*TOKEN_COLUMNS, "reasoning")
 
 _Moneys: TypeAlias = list[MoneyView]
@@ -118,7 +120,7 @@ async def usage_buckets(
     filters = filters or UsageFilters()
     after = _decode_cursor(cursor, len(window.columns))
     spans = [span for span in intervals(interval, timezone, start_us, end_us) if after is None or span[0] >= after[0]]
-    merged: dict[tuple[Any, ...], list[Sequence[Any]]] = {}
+    merged: dict[tuple[Any, ...], list[Sums]] = {}
     where = {name: value for name in FILTERS if (value := getattr(filters, name)) is not None}
     tagged = any(map(is_tag, window.columns))
     at, size = 0, _FIRST_SPANS if window.columns else _MOST_SPANS
@@ -126,7 +128,6 @@ async def usage_buckets(
         chunk = spans[at : at + size]
         at, size = at + size, min(4 * size, _MOST_SPANS)
         wanted = (limit + 1 - len(merged)) * _ROWS_PER_GROUP
-        rows: Sequence[Sequence[Any]]
         if tagged:
             rows = await tag_sums(connection, chunk, _COUNTS, groups=window.columns, where=where, after=after)
         else:
@@ -134,7 +135,7 @@ async def usage_buckets(
                 connection, chunk, _COUNTS, groups=window.columns, where=where, after=after, limit=wanted
             )
         for row in rows:
-            merged.setdefault(tuple(row[: 1 + len(window.columns)]), []).append(row)
+            merged.setdefault((row.start_us, *row.group), []).append(row)
         cut = len(rows) == wanted and not tagged
         if cut:
             merged.popitem()  # perhaps cut in half by the query's limit; the next page has it whole
@@ -168,17 +169,13 @@ def _check(start_us: int, end_us: int, interval: str, timezone: str, group_by: S
 
 
 def _buckets(
-    merged: dict[tuple[Any, ...], list[Sequence[Any]]], spans: list[tuple[int, int]], group_by: Sequence[str]
+    merged: dict[tuple[Any, ...], list[Sums]], spans: list[tuple[int, int]], group_by: Sequence[str]
 ) -> list[UsageBucket]:
     ends = dict(spans)
-    currencies_at = 1 + len(group_by)
-    sums_at = currencies_at + len(CURRENCIES)
     found = []
     for key, rows in merged.items():
-        sums = (
-            rows[0][sums_at:] if len(rows) == 1 else list(map(sum, zip(*(row[sums_at:] for row in rows), strict=True)))
-        )
-        totals = dict(zip(_COUNTS, map(int, sums), strict=True))
+        sums = rows[0].sums if len(rows) == 1 else map(sum, zip(*(row.sums for row in rows), strict=True))
+        totals = dict(zip(_COUNTS, sums, strict=True))
         found.append(
             UsageBucket(
                 start=format_time(key[0]),
@@ -190,24 +187,19 @@ def _buckets(
                 unpriced=totals["unpriced"],
                 estimated=totals["estimated"],
                 negative_margin=totals["negative_margin"],
-                **{
-                    label: _moneys(rows, currencies_at + currency, sums_at + nano)
-                    for label, currency, nano in _MONEY_AT
-                },
+                **{label: _moneys(rows, currency_at, nano_at) for label, currency_at, nano_at in _MONEY},
             )
         )
     return found
 
 
-def _moneys(rows: Sequence[Sequence[Any]], currency_at: int, nano_at: int) -> list[MoneyView]:
+def _moneys(rows: Sequence[Sums], currency_at: int, nano_at: int) -> list[MoneyView]:
     """One entry per currency, in order."""
-    if len(rows) == 1:
-        currency = rows[0][currency_at]
-        return [MoneyView(Money(currency, int(rows[0][nano_at])).amount, currency)] if currency else []
     sums: dict[str, int] = {}
     for row in rows:
-        if row[currency_at]:
-            sums[row[currency_at]] = sums.get(row[currency_at], 0) + int(row[nano_at])
+        currency = str(row[currency_at])
+        if currency:
+            sums[currency] = sums.get(currency, 0) + row.sums[nano_at]
     return [MoneyView(Money(currency, nano).amount, currency) for currency, nano in sorted(sums.items())]
 
 

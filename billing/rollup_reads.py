@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Row, bindparam, text
+from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.coarse import FINE, coarse_for, cover
 from billing.coarse_tables import CURRENCIES
 from billing.columns import Int64
 from billing.folding import folded_until
+
+
+class Sums(NamedTuple):
+    """Of one span, group and combination of currencies; `sums` in the order of the columns asked for."""
+
+    start_us: int
+    group: tuple[str, ...]
+    list_currency: str
+    settlement_currency: str
+    cost_currency: str
+    sums: tuple[int, ...]
 
 
 async def rollup_sums(
@@ -23,11 +34,11 @@ async def rollup_sums(
     where: Mapping[str, str] | None = None,
     after: tuple[int | str, ...] | None = None,
     limit: int | None = None,
-) -> Sequence[Row[Any]]:
-    """Rows of `span_start`, the groups, the three currencies and the sums of `columns`, in the order of the former.
+) -> list[Sums]:
+    """In the order of spans, groups and currencies; only what has cells.
 
     `where` names a value for each column that must have one; `after` (a span's start and a value per group) leaves out what
-    comes before and at it. Only groups that have cells are there. Names of columns must not come from a caller.
+    comes before and at it. Names of columns must not come from a caller.
     """
     where = where or {}
     coarse = coarse_for((*groups, *where))
@@ -54,12 +65,22 @@ async def rollup_sums(
         later = f"WHERE ({', '.join(('span_start', *groups))}) > ({', '.join(f':a{at}' for at in range(len(after)))})"
         parameters |= {f"a{at}": value for at, value in enumerate(after)}
     statement = f"""
-        SELECT {names}, {", ".join(f"SUM({name}) AS {name}" for name in columns)}
+        SELECT {names}, {", ".join(_sum(connection.dialect.name, name) for name in columns)}
         FROM ({" UNION ALL ".join(branches)}) AS parts {later}
         GROUP BY {names} ORDER BY {names} {"" if limit is None else f"LIMIT {limit:d}"}
     """
     numbers = (bindparam(name, type_=Int64) for name, value in parameters.items() if isinstance(value, int))
-    return (await connection.execute(text(statement).bindparams(*numbers), parameters)).all()
+    found = await connection.execute(text(statement).bindparams(*numbers), parameters)
+    at = 1 + len(groups)
+    return [
+        Sums(row[0], tuple(row[1:at]), row[at], row[at + 1], row[at + 2], tuple(map(int, row[at + 3 :])))
+        for row in found
+    ]
+
+
+def _sum(dialect: str, name: str) -> str:
+    """PostgreSQL's sums have no bound; as text they cost a fifth of what a decimal costs to read."""
+    return f"SUM({name})" if dialect == "sqlite" else f"CAST(SUM({name}) AS TEXT)"
 
 
 def _values(part: Sequence[tuple[int, int, int]], parameters: dict[str, Any]) -> str:
@@ -78,15 +99,11 @@ def _values(part: Sequence[tuple[int, int, int]], parameters: dict[str, Any]) ->
 def _branch(
     dialect: str, table: str, values: str, conditions: list[str], groups: Sequence[str], columns: Sequence[str]
 ) -> str:
-    """The sums of one table over its pieces. Both databases are told to look up one piece after the other: left alone, they
+    """The cells of one table in its pieces. Both databases are told to look up one piece after the other: left alone, they
     compare every cell with every piece."""
-    named = ", ".join(f"r.{name}" for name in groups)
-    sums = ", ".join(f"SUM(r.{name}) AS {name}" for name in columns)
+    names = ", ".join(f"r.{name}" for name in (*groups, *columns))
     matching = " AND ".join((*conditions, "r.bucket_us >= pieces.first_us AND r.bucket_us < pieces.end_us"))
     if dialect == "sqlite":
-        source = f"{values} CROSS JOIN {table} AS r WHERE {matching}"
-        return f"SELECT span_start, {named}, {', '.join(f'r.{name}' for name in columns)} FROM {source}"
-    return (
-        f"SELECT span_start, {', '.join((*groups, *columns))} FROM {values} CROSS JOIN LATERAL "
-        f"(SELECT {named}, {sums} FROM {table} AS r WHERE {matching} GROUP BY {named}) AS found"
-    )
+        return f"SELECT span_start, {names} FROM {values} CROSS JOIN {table} AS r WHERE {matching}"
+    cells = f"(SELECT {names} FROM {table} AS r WHERE {matching} OFFSET 0) AS found"
+    return f"SELECT span_start, {', '.join((*groups, *columns))} FROM {values} CROSS JOIN LATERAL {cells}"

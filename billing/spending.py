@@ -54,7 +54,7 @@ async def spent(
         if is_overflow(error):
             return Money(currency, MOST)
         raise
-    return Money(currency, sum(int(row.settled_nano) for row in rows if row.settlement_currency == currency))
+    return Money(currency, sum(row.sums[0] for row in rows if row.settlement_currency == currency))
 
 
 async def overflowed(
@@ -87,11 +87,12 @@ async def _spent_by_all(
 ) -> Money:
     total, foreign = 0, set()
     for row in await rollup_sums(connection, [span], ["list_nano", "reference_nano"]):
+        list_nano, reference_nano = row.sums
         if row.list_currency == currency:
-            total += int(row.list_nano)
+            total += list_nano
             continue
         if row.settlement_currency == currency:
-            total += int(row.reference_nano)
+            total += reference_nano
         if row.list_currency:
             foreign.add(row.settlement_currency)
     others: Counter[tuple[int, str]] = Counter()

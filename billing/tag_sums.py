@@ -17,7 +17,9 @@ import msgspec
 from sqlalchemy import Row, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.coarse_tables import CURRENCIES
 from billing.errors import InvalidQuery
+from billing.rollup_reads import Sums
 from billing.rollups import traffic_rows
 from billing.stored_rows import line_of, record_of
 from billing.tables import TRAFFIC_KEY, TRAFFIC_SUMS, usage, usage_lines
@@ -27,8 +29,7 @@ TAG: Final = "tag:"
 MOST_ROWS: Final = 100_000
 _NAME: Final = re.compile(r"tag:[A-Za-z0-9_.-]{1,64}")
 _CHUNK: Final = 500
-_CURRENCIES: Final = ("list_currency", "settlement_currency", "cost_currency")
-_CURRENCIES_AT: Final = tuple(TRAFFIC_KEY.index(name) for name in _CURRENCIES)
+_CURRENCIES_AT: Final = tuple(TRAFFIC_KEY.index(name) for name in CURRENCIES)
 _tags: Final = msgspec.json.Decoder(dict[str, str])
 
 
@@ -45,9 +46,8 @@ async def tag_sums(
     groups: Sequence[str],
     where: Mapping[str, str],
     after: tuple[int | str, ...] | None,
-) -> list[tuple[Any, ...]]:
-    """Tuples of a span's start, the groups, the three currencies and the sums of `columns`, in that order, as `rollup_sums` has
-    them. Raises `InvalidQuery` for more than 100,000 rows."""
+) -> list[Sums]:
+    """As `rollup_sums` has them. Raises `InvalidQuery` for more than 100,000 rows."""
     starts = [start for start, _ in spans]
     sums_at = [len(TRAFFIC_KEY) + TRAFFIC_SUMS.index(name) for name in columns]
     cells: dict[tuple[Any, ...], list[int]] = {}
@@ -76,7 +76,7 @@ async def tag_sums(
     keys = sorted(cells)
     if after is not None:
         keys = [key for key in keys if key[: len(after)] > after]
-    return [(*key, *cells[key]) for key in keys]
+    return [Sums(key[0], key[1:-3], key[-3], key[-2], key[-1], tuple(cells[key])) for key in keys]
 
 
 async def _with_lines(connection: AsyncConnection, rows: Sequence[Row[Any]]) -> list[tuple[Row[Any], list[Row[Any]]]]:
