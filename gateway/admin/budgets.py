@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from litestar import Controller, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 from billing.budgets import BudgetRow, create_budget, end_budget, get_budget, list_budgets
 from billing.money import INT64_MAX, NANO, format_scaled
 from billing.teams import get_team
+from billing.times import now_us
 from gateway.access.repository import get_key
 from gateway.admin.failures import invalid, missing
 from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, after_id, cut
-from gateway.admin.services import CatalogWrite, Injected
+from gateway.admin.services import CatalogWrite, Injected, Rooms
 from gateway.admin.texts import Currency, Decimal, Text, moment
+from gateway.admission.standings import Standing, standings
 
 
 class CreateBudget(Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,8 +52,17 @@ class BudgetView(Struct, frozen=True):
     ended_at: str | None
 
 
+class BudgetState(BudgetView, frozen=True, kw_only=True):
+    """With what is spent and reserved of its present period; null where that cannot be told now, or it has ended."""
+
+    spent: str | None
+    reserved: str | None
+    remaining: str | None
+    resets_at: str | None
+
+
 class BudgetPage(Struct, frozen=True):
-    data: list[BudgetView]
+    data: list[BudgetState]
     next_cursor: str | None
 
 
@@ -83,15 +96,16 @@ class BudgetsController(Controller):
         async with rooms.read() as connection:
             rows = await list_budgets(connection, after, limit + 1, ended=ended)
         page, next_cursor = cut(rows, limit, lambda row: row.id)
-        return BudgetPage([_view(row) for row in page], next_cursor)
+        return BudgetPage(await _states(rooms, page), next_cursor)
 
     @get("/{budget_id:int}", summary="One budget")
-    async def one(self, budget_id: FromPath[int], rooms: Injected) -> BudgetView:
+    async def one(self, budget_id: FromPath[int], rooms: Injected) -> BudgetState:
         async with rooms.read() as connection:
             row = await get_budget(connection, budget_id) if budget_id <= INT64_MAX else None
         if row is None:
             raise missing("budget", budget_id)
-        return _view(row)
+        (state,) = await _states(rooms, [row])
+        return state
 
     @post("/{budget_id:int}/end", status_code=200, summary="End a budget; ending it twice changes nothing")
     async def end(self, budget_id: FromPath[int], rooms: Injected) -> BudgetView:
@@ -113,6 +127,26 @@ async def _check_key_currency(write: CatalogWrite, key_id: str, currency: str) -
     if team.settlement_currency != currency:
         message = f"currency: the key's team settles in {team.settlement_currency}, not in {currency}"
         raise invalid(message, "currency")
+
+
+async def _states(rooms: Rooms, rows: Sequence[BudgetRow]) -> list[BudgetState]:
+    running = [row for row in rows if row.ended_at_us is None]
+    found = await standings(rooms.services.admission, running, now_us())
+    return [_state(row, found.get(row.id)) for row in rows]
+
+
+def _state(row: BudgetRow, standing: Standing | None) -> BudgetState:
+    fields = asdict(_view(row))
+    if standing is None:
+        return BudgetState(**fields, spent=None, reserved=None, remaining=None, resets_at=None)
+    left = max(0, row.amount_nano - standing.spent_nano - standing.reserved_nano)
+    return BudgetState(
+        **fields,
+        spent=format_scaled(standing.spent_nano, NANO),
+        reserved=format_scaled(standing.reserved_nano, NANO),
+        remaining=format_scaled(left, NANO),
+        resets_at=moment(standing.resets_at_us),
+    )
 
 
 def _view(row: BudgetRow) -> BudgetView:

@@ -23,6 +23,7 @@ from gateway.access.authenticator import Authenticator
 from gateway.admin import audit, idempotency
 from gateway.admin.failures import changed_meanwhile
 from gateway.admin.roles import ROOT, Principal, Role
+from gateway.admission.admission import Admission
 from gateway.catalog import Catalog
 from gateway.routing.routes import Router
 from gateway.settings import Settings
@@ -47,6 +48,9 @@ class AdminServices(Protocol):
 
     @property
     def router(self) -> Router: ...
+
+    @property
+    def admission(self) -> Admission: ...
 
 
 class Editable(Struct, frozen=True):

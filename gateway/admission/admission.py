@@ -209,11 +209,11 @@ class Admission:
             raise answers.store_unavailable(error) from error
 
     async def _wake(self, windows: list[BudgetWindow]) -> None:
-        """Have wallets counted anew: money may have come in since they were last used. What cannot be read stays as it is."""
+        """Have periods counted anew: money may have come or gone since their last use. What cannot be read stays as it is."""
         try:
-            await self.seeding.seed(windows)
+            await self.seeding.wake(windows)
         except StoreUnavailable as error:
-            logger.info("a wallet is not brought in line before its first use: %s", error)
+            logger.info("a budget is not brought in line before its first use: %s", error)
 
     async def _seed(self, asked: Asked[R], claim: Claim, windows: Sequence[BudgetWindow]) -> Claim:
         """Have the budgets counted. Soft ones that cannot be are left out of the claim; hard ones refuse the request."""

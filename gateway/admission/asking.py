@@ -17,7 +17,7 @@ from gateway.admission.limits import UNLIMITED
 from gateway.admission.periods import Periods
 from gateway.admission.reservation import OutputCap, PricedRoute, Reserve, worst_list_nano
 from gateway.admission.seeding import Seeding
-from gateway.admission.wallet import WALLET, wallet_budget
+from gateway.admission.wallet import wallet_budget
 from gateway.errors import ApiError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Asked(Generic[R]):
     costs: list[int]
     """What each route can settle at, at most, in nano of the payer's currency."""
     idle: list[BudgetWindow] = field(default_factory=list)
-    """Wallets that nobody has drawn on for a while: what the store knows of them may be old."""
+    """Hard budgets and wallets that nobody has drawn on for a while: what the store knows of them may be old."""
 
 
 class Asking:
@@ -179,9 +179,11 @@ class Asking:
             period = self._periods.of(budget, asked.at_us)
             if asked.at_us - period.used_us > USED_US:
                 period.used_us = asked.at_us
-                if budget.scope == WALLET and not self._seeding.follows(period.window):
+                if budget.hard and not self._seeding.follows(period.window):
                     asked.idle.append(period.window)
                 self._seeding.used(period.window)
+            elif self._seeding.waking and period.window in self._seeding.waking:
+                asked.idle.append(period.window)
             charges.append(
                 Charge(budget.id, nano, budget.amount_nano, period.window.window, period.end_us, budget.hard)
             )

@@ -97,6 +97,7 @@ class Seeding:
         self._task: asyncio.Task[None] | None = None
         self._heir: asyncio.Task[None] | None = None
         self._patient_until_s = 0.0
+        self.waking: set[BudgetWindow] = set()
         self.uncountable: dict[BudgetWindow, str] = {}
         """Periods whose sum cannot be formed (a rate is missing), and why."""
         self._began_us = time.time_ns() // 1000
@@ -162,6 +163,14 @@ class Seeding:
     def follows(self, window: BudgetWindow) -> bool:
         """Whether this period was in use lately, so that it is brought in line every second."""
         return window in self._active
+
+    async def wake(self, windows: Collection[BudgetWindow]) -> None:
+        """`seed`, for which every request that draws on these periods meanwhile waits as well (`waking`)."""
+        self.waking.update(windows)
+        try:
+            await self.seed(windows)
+        finally:
+            self.waking.difference_update(windows)
 
     async def seed(self, windows: Iterable[BudgetWindow]) -> None:
         """Give these periods a base. Many requests that find them unseeded at once share one read.

@@ -10,7 +10,9 @@ from gateway.cli.parse import given, tags
 
 TEAM_COLUMNS = ("id", "name", "settlement_currency", "billing", "credit_limit", "lost_charge", "timezone", "created_at")
 KEY_COLUMNS = ("id", "name", "team_id", "public_id", "models", "limits", "expires_at", "revoked_at", "created_at")
-BUDGET_COLUMNS = ("id", "scope", "scope_id", "amount", "currency", "period", "timezone", "hard")
+BUDGET_COLUMNS = (
+    "id", "scope", "scope_id", "amount", "spent", "reserved", "remaining", "currency", "period", "timezone", "resets_at", "hard",
+)  # fmt: skip
 
 
 @click.group()
@@ -159,6 +161,10 @@ def budget() -> None:
 @click.option("--id", "scope_id", help="The team or key that the budget is for.")
 @click.option("--timezone", default="UTC", show_default=True, help="Where a day, week or month begins.")
 @click.option("--hard/--soft", default=True, show_default=True, help="Refuse what goes beyond, or only show it.")
+@click.option(
+    "--threshold", "thresholds", type=int, multiple=True,
+    help="A percentage at which it is told of (may be given again; 0: at none; default: limits.budget_thresholds).",
+)  # fmt: skip
 @admin_options
 def budget_create(
     scope: str,
@@ -168,6 +174,7 @@ def budget_create(
     scope_id: str | None,
     timezone: str,
     hard: bool,
+    thresholds: tuple[int, ...],
     url: str,
     as_json: bool,
 ) -> None:
@@ -180,6 +187,7 @@ def budget_create(
         "period": period,
         "timezone": timezone,
         "hard": hard,
+        "thresholds": [each for each in thresholds if each] if thresholds else None,
     }
     with AdminClient(url) as client:
         print_object(client.post("/budgets", body), as_json)
@@ -188,7 +196,7 @@ def budget_create(
 @budget.command("list")
 @admin_options
 def budget_list(url: str, as_json: bool) -> None:
-    """All budgets."""
+    """All budgets, with what is spent and reserved in their present periods."""
     with AdminClient(url) as client:
         print_rows(client.pages("/budgets"), BUDGET_COLUMNS, as_json)
 

@@ -16,6 +16,8 @@ from billing.database import open_database
 from gateway.access.authenticator import Authenticator
 from gateway.access.pepper import load_pepper
 from gateway.admin.routes import admin_routers
+from gateway.admission.admission import Admission
+from gateway.admission.build import build_admission
 from gateway.catalog import Catalog
 from gateway.routing.routes import Router
 from gateway.settings import Settings, load_settings
@@ -43,6 +45,7 @@ class Gateway:
     catalog: Catalog
     authenticator: Authenticator
     router: Router
+    admission: Admission
 
 
 class Operator:
@@ -106,7 +109,10 @@ async def gateway(settings: Settings) -> AsyncIterator[Gateway]:
     catalog = Catalog(database, pepper, poll_s=0.05)
     await catalog.start()
     router = Router(settings)
-    yield Gateway(settings, database, catalog, Authenticator(catalog, pepper), router)
+    admission = build_admission(settings, catalog, database)
+    await admission.start()
+    yield Gateway(settings, database, catalog, Authenticator(catalog, pepper), router, admission)
+    await admission.stop()
     await catalog.stop()
     await router.aclose()
     await database.dispose()

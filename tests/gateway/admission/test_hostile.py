@@ -19,8 +19,11 @@ from billing.times import DAY_US, now_us
 from billing.usage import Usage
 from billing.wallets import balance_nano
 from gateway.access.identity import Identity
+from gateway.admission import asking, seeding
+from gateway.admission.claims import BudgetWindow
 from gateway.admission.key_state import key_state
 from gateway.errors import ApiError
+from gateway.ids import new_request_id
 from tests.billing.helpers import rated_record
 from tests.gateway.admission.helpers import spent_and_reserved
 from tests.gateway.admission.house import House, Priced
@@ -169,3 +172,23 @@ async def test_a_clock_that_steps_over_midnight_and_back_counts_each_day_by_itse
     await house.settle(now, Usage(output=2))
     store = house.admission.store
     assert [await spent_and_reserved(store, budget.id, window) for window in windows] == [(420, 0), (840, 0)]
+
+
+async def test_what_came_while_nobody_called_counts_for_all_who_call_first(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that a dead process lost becomes a row later, and a budget out of use has not heard of it."""
+    monkeypatch.setattr(seeding, "ACTIVE_S", 0.0)
+    budget = await house.budget("0.00049", house.american)
+    key = house.key(house.american)
+    lease = await house.admit(key)
+    await house.admission.release(lease)
+    window = BudgetWindow(budget.id, lease.claim.charges[0].window)
+    deadline = time.monotonic() + 10
+    while house.admission.seeding.follows(window):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    await shipped(house, new_request_id(), 1)
+    later_us = now_us() + asking.USED_US + 1
+    answers = await asyncio.gather(*(house.admit(key, at_us=later_us) for _ in range(10)), return_exceptions=True)
+    assert {type(answer) for answer in answers} == {ApiError}

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +27,7 @@ from billing.usage import Usage
 from gateway.access.authenticator import Authenticator
 from gateway.access.pepper import load_pepper
 from gateway.admin.routes import admin_routers
+from gateway.admission.build import build_admission
 from gateway.catalog import Catalog
 from gateway.database import upgrade
 from gateway.routing.routes import Router
@@ -92,8 +94,8 @@ def build(folder: Path, upstream: str, database_url: str | None = None, requests
     config = folder / "gateway.yaml"
     config.write_text(CONFIG.format(url=upstream))
     url = database_url or f"sqlite:///{folder / 'world.db'}"
-    with contextlib.closing(asyncio.new_event_loop()) as loop:
-        return loop.run_until_complete(_build(folder, config, url, requests))
+    with ThreadPoolExecutor(1) as pool:  # whatever loop the calling thread has
+        return pool.submit(asyncio.run, _build(folder, config, url, requests)).result()
 
 
 @contextlib.contextmanager
@@ -120,7 +122,8 @@ async def _build(folder: Path, config: Path, url: str, requests: int) -> World:
     catalog = Catalog(database, pepper, poll_s=60)
     await catalog.start()
     router = Router(settings)
-    gateway = Gateway(settings, database, catalog, Authenticator(catalog, pepper), router)
+    admission = build_admission(settings, catalog, database)
+    gateway = Gateway(settings, database, catalog, Authenticator(catalog, pepper), router, admission)
     app = litestar.Litestar(admin_routers(gateway))
     try:
         transport = httpx.ASGITransport(app=cast(Any, app))
