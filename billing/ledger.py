@@ -23,6 +23,7 @@ from billing.columns import Flag, RequestIdType
 from billing.database import is_overflow
 from billing.errors import AmountOverflow
 from billing.folding import hold_mark
+from billing.money import BEYOND
 from billing.reads import list_usage, usage_row
 from billing.records import AttemptRecord, RecordResult, UsageRecord, UsageView
 from billing.reports import usage_buckets
@@ -71,7 +72,7 @@ async def record(connection: AsyncConnection, records: Sequence[UsageRecord]) ->
     except DBAPIError as error:
         if is_overflow(error):
             raise AmountOverflow(
-                "a sum of the rollups or a balance would leave 64 bits; the batch was not written"
+                f"a sum of the rollups or a balance would be {BEYOND}; the batch was not written"
             ) from error
         raise
     except OverflowError as error:  # SQLite's driver: an integer too large for the column

@@ -19,6 +19,7 @@ NANO: Final = 1_000_000_000
 MICRO: Final = 1_000_000
 PICO: Final = 1_000_000_000_000
 INT64_MAX: Final = 2**63 - 1
+BEYOND: Final = "beyond 9223372036.854775807, the most that an amount can be in any currency (64 bits of billionths)"
 
 
 def divide_half_even(numerator: int, denominator: int) -> int:
@@ -46,7 +47,7 @@ def parse_scaled(text: str, scale: int, what: str) -> int:
     if not value.is_finite():
         raise InvalidAmount(f"{what}: {text!r} is not a finite number")
     if abs(value.adjusted()) > 40:
-        raise InvalidAmount(f"{what}: {text!r} is out of range")
+        raise InvalidAmount(f"{what}: {text!r} is {_beyond(scale)}")
     sign, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int)
     count = int("".join(map(str, digits))) * (-1 if sign else 1)
@@ -57,8 +58,12 @@ def parse_scaled(text: str, scale: int, what: str) -> int:
     if remainder:
         raise InvalidAmount(f"{what}: {text!r} has more than {len(str(scale)) - 1} decimals")
     if abs(scaled) > INT64_MAX:
-        raise InvalidAmount(f"{what}: {text!r} is out of range")
+        raise InvalidAmount(f"{what}: {text!r} is {_beyond(scale)}")
     return scaled
+
+
+def _beyond(scale: int) -> str:
+    return BEYOND if scale == NANO else f"beyond {format_scaled(INT64_MAX, scale)}, the most that is counted here"
 
 
 def format_scaled(count: int, scale: int) -> str:

@@ -117,12 +117,8 @@ def preview_prices(book: PriceBook, rows: Sequence[PriceDraft]) -> list[Previewe
     for row, values in zip(rows, check_rows(rows), strict=True):
         same_key = held.get((*_key(values), values["min_input_tokens"]), [])
         start_us = values["effective_from_us"]
-        standing = next((each for each in same_key if each.effective_from_us == start_us), None)
-        before = standing or max(
-            (each for each in same_key if each.effective_from_us < start_us),
-            key=lambda each: each.effective_from_us,
-            default=None,
-        )
+        before = max((each for each in same_key if each.effective_from_us <= start_us), key=_newness, default=None)
+        standing = before if before is not None and before.effective_from_us == start_us else None
         if standing is not None:
             same = (standing.currency, standing.amount_micro, standing.unit) == (
                 values["currency"],
@@ -147,11 +143,16 @@ def diff_versions(book: PriceBook, older: int, newer: int) -> list[tuple[PriceRo
                 for each in held.get((*row.key, row.min_input_tokens), [])
                 if each.effective_from_us <= row.effective_from_us
             ),
-            key=lambda each: each.effective_from_us,
+            key=_newness,
             default=None,
         )
         answer.append((row, before))
     return answer
+
+
+def _newness(row: PriceRow) -> tuple[int, int]:
+    """Of two rows of a key, which one a lookup finds."""
+    return row.effective_from_us, row.id
 
 
 def as_draft(row: PriceRow) -> PriceDraft:

@@ -92,9 +92,12 @@ async def publish_price(
 
 
 async def publish_prices(
-    connection: AsyncConnection, drafts: Sequence[PriceDraft], note: str | None = None
+    connection: AsyncConnection, drafts: Sequence[PriceDraft], note: str | None = None, *, supersede: bool = False
 ) -> list[PriceRow]:
     """Publish all drafts as one new version, or none. Returns their rows in order.
+
+    With `supersede` another amount for the same key and moment takes the place of the one that stands, for whoever asks the book
+    from this version on; rows that were rated before keep the old one, and their pins find it.
 
     Raises `InvalidPrice`, `InvalidAmount`, `InvalidCurrency` or `InvalidTime` (also for a start inside an issued month), and
     `Conflict` when another amount stands for the same key from the same moment: a published row is never replaced, the next one
@@ -110,7 +113,7 @@ async def publish_prices(
     rows: dict[int, PriceRow] = {}
     fresh: list[tuple[int, dict[str, Any]]] = []
     for at, values in enumerate(checked):
-        standing = await _standing_price(connection, values)
+        standing = await _standing_price(connection, values, supersede)
         if standing is not None:
             rows[at] = standing
         elif any(_same_key(values, other) for _, other in fresh):
@@ -160,19 +163,24 @@ def _price_row(values: dict[str, Any]) -> PriceRow:
     return PriceRow(**{**fields, "token_class": TokenClass(fields["token_class"])})
 
 
-async def _standing_price(connection: AsyncConnection, values: dict[str, Any]) -> PriceRow | None:
+async def _standing_price(connection: AsyncConnection, values: dict[str, Any], supersede: bool) -> PriceRow | None:
+    """The row that says the same already. Raises `Conflict` where one says something else, unless that may be superseded."""
     table = tables.price_rows
     same = [table.c[name] == values[name] for name in _PRICE_KEY]
-    found = (await connection.execute(select(table).where(*same))).one_or_none()
+    newest = select(table).where(*same).order_by(table.c.id.desc()).limit(1)
+    found = (await connection.execute(newest)).one_or_none()
     if found is None:
         return None
     row = _price_row(dict(found._mapping))
     if (row.currency, row.amount_micro, row.unit) == (values["currency"], values["amount_micro"], values["unit"]):
         return row
+    if supersede:
+        return None
     raise Conflict(
         f"effective_from: {row.price_list} {row.model} {row.token_class} already costs "
         f"{format_scaled(row.amount_micro, MICRO)} {row.currency} per {row.unit} from "
-        f"{format_time(row.effective_from_us)} (price {row.id}); let the new price start later",
+        f"{format_time(row.effective_from_us)} (price {row.id}); let the new price start later, or, where that one is wrong, "
+        "post it with supersede and rate again what was rated with it; a draft shows beforehand what would change",
         field="effective_from",
     )
 

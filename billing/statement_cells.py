@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.errors import AmountOverflow
-from billing.money import INT64_MAX
+from billing.money import BEYOND, INT64_MAX
 from billing.statement_tables import CELL_KEY, statement_cells, statements
 from billing.tables import MONEY_SUMS, rollup_money
 from billing.usage import TokenClass
@@ -113,7 +113,7 @@ async def _held(connection: AsyncConnection, team_id: str, months: Sequence[tupl
         rows = (await connection.execute(query)).all()
     except DBAPIError as error:
         if "integer overflow" in str(error.orig):
-            raise AmountOverflow("a sum of the month leaves 64 bits") from error
+            raise AmountOverflow(f"a sum of the month is {BEYOND}") from error
         raise
     return {cell.key: cell for cell in map(_cell, rows) if cell is not None}
 
@@ -136,7 +136,7 @@ def _cell(row: Any) -> Cell | None:
     key = CellKey(row.source_start_us, *(getattr(row, name) for name in _KEY))
     for name in MONEY_SUMS:
         if abs(getattr(row, name) or 0) > INT64_MAX:
-            raise AmountOverflow(f"{name}: the month's sum for {key.model} {key.token_class} leaves 64 bits")
+            raise AmountOverflow(f"{name}: the month's sum for {key.model} {key.token_class} is {BEYOND}")
     return Cell(key, *(None if value is None else int(value) for value in (getattr(row, n) for n in MONEY_SUMS)))  # type: ignore[arg-type]
 
 
@@ -152,7 +152,7 @@ async def store_cells(connection: AsyncConnection, statement_id: int, cells: Ite
     rows = []
     for cell in cells:
         if any(value is not None and abs(value) > INT64_MAX for value in cell.sums):
-            raise AmountOverflow(f"a sum of {cell.key.model} {cell.key.token_class} leaves 64 bits; nothing was issued")
+            raise AmountOverflow(f"a sum of {cell.key.model} {cell.key.token_class} is {BEYOND}; nothing was issued")
         sums = dict(zip(MONEY_SUMS, cell.sums, strict=True))
         rows.append({"statement_id": statement_id, **cell.key._asdict(), **sums})
     for start in range(0, len(rows), _ROWS_PER_INSERT):

@@ -6,7 +6,7 @@ from typing import Final
 
 from billing.csv_text import write_csv
 from billing.records import MoneyView
-from billing.statement_documents import StatementDocument, StatementLine
+from billing.statement_documents import StatementDocument, StatementLine, lacking
 
 HEADER: Final = (
     "statement",
@@ -32,6 +32,7 @@ HEADER: Final = (
     "saving_percent",
     "payable",
     "unpriced",
+    "without",
     "credits_line",
     "price_row",
     "terms",
@@ -68,6 +69,7 @@ def _row(document: StatementDocument, line: StatementLine) -> tuple[object, ...]
         line.saving_percent,
         _amount(line.payable),
         "yes" if line.unpriced else "no",
+        " ".join(lacking(line)),
         line.credits,
         line.price_row,
         " ".join(map(str, line.terms)),

@@ -59,7 +59,9 @@ _Moneys: TypeAlias = list[MoneyView]
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """`settled` is the exact sum, `payable` its rounding. `policy` and `saving` cover the lines that have a policy amount."""
+    """`settled` is the exact sum, `payable` its rounding. `policy` and `saving` cover the lines that have a policy amount, and
+    `reference` those that have a reference amount: the totals are partial where `without_policy` or `without_reference` counts
+    settled lines that lack one."""
 
     list: _Moneys
     policy: MoneyView
@@ -70,6 +72,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     rounding: MoneyView
     payable: MoneyView
     unpriced_quantity: int
+    without_policy: int = 0
+    without_reference: int = 0
 
 
 class Balances(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,7 +235,16 @@ def totals_of(lines: Sequence[StatementLine], currency: str, payable: MoneyView 
         rounding=view(sum(nano_of(line.payable) for line in lines if line.kind == "rounding")),
         payable=payable or view(settled.rounded().nano),
         unpriced_quantity=sum(line.quantity for line in lines if line.unpriced),
+        without_policy=sum("policy" in lacking(line) for line in lines),
+        without_reference=sum("reference" in lacking(line) for line in lines),
     )
+
+
+def lacking(line: StatementLine) -> list[str]:
+    """Which amounts to compare with a settled line of usage has not, because no such rate was in force."""
+    if line.settled is None or line.kind not in ("usage", "prior_period"):
+        return []
+    return [name for name in ("policy", "reference") if getattr(line, name) is None]
 
 
 def negated(line: StatementLine) -> StatementLine:

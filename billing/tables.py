@@ -109,10 +109,12 @@ price_rows = Table(
         "processing",
         "min_input_tokens",
         "effective_from_us",
+        "book_version",
         unique=True,
     ),
     sqlite_strict=True,
 )
+"""A second row for a key and moment supersedes the first one from its version of the book on."""
 
 rate_rows = Table(
     "rate_rows",

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Row, case, func, insert, select, update
+from sqlalchemy import Row, and_, case, false, func, insert, not_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -20,8 +20,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.checks import parse_field
 from billing.database import is_overflow
 from billing.errors import AmountOverflow, InvalidWallet, NotFound
-from billing.money import NANO
-from billing.tables import rollup_traffic
+from billing.money import BEYOND, NANO
+from billing.tables import rollup_traffic, teams
 from billing.teams import TeamRow, get_team
 from billing.times import now_us
 from billing.wallet_tables import wallet_entries, wallet_events, wallets
@@ -126,6 +126,40 @@ async def get_wallet(connection: AsyncConnection, team_id: str) -> Wallet:
     )
 
 
+async def list_wallets(
+    connection: AsyncConnection,
+    *,
+    billing: str | None = None,
+    low: bool | None = None,
+    after: str | None = None,
+    limit: int,
+) -> list[Wallet]:
+    """Every team's wallet in its settlement currency, by the teams' ids from behind `after`; `low`: below their thresholds."""
+    own = and_(wallets.c.team_id == teams.c.id, wallets.c.currency == teams.c.settlement_currency)
+    columns = (wallets.c.balance_nano, wallets.c.low_balance_nano, wallets.c.is_low)
+    query = select(teams.c.id, teams.c.settlement_currency, teams.c.billing, teams.c.credit_limit_nano, *columns)
+    query = query.outerjoin(wallets, own).order_by(teams.c.id).limit(limit)
+    if billing is not None:
+        query = query.where(teams.c.billing == billing)
+    if low is not None:
+        is_low = func.coalesce(wallets.c.is_low, false())
+        query = query.where(is_low if low else not_(is_low))
+    if after is not None:
+        query = query.where(teams.c.id > after)
+    return [
+        Wallet(
+            row.id,
+            row.settlement_currency,
+            row.billing,
+            row.credit_limit_nano or 0,
+            row.balance_nano or 0,
+            row.low_balance_nano,
+            bool(row.is_low),
+        )
+        for row in await connection.execute(query)
+    ]
+
+
 async def balance_nano(connection: AsyncConnection, team_id: str, currency: str) -> int:
     """The running balance: what admission reads."""
     own = (wallets.c.team_id == team_id, wallets.c.currency == currency)
@@ -192,7 +226,7 @@ async def lock_wallet(connection: AsyncConnection, team_id: str, currency: str, 
         return int((await connection.execute(statement)).scalar_one())
     except DBAPIError as error:
         if is_overflow(error):
-            raise AmountOverflow("amount: the balance would leave 64 bits", field="amount") from error
+            raise AmountOverflow(f"amount: the balance would be {BEYOND}", field="amount") from error
         raise
 
 

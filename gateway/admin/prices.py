@@ -7,19 +7,40 @@ from typing import Annotated
 from litestar import Controller, get, post
 from litestar.params import JSONBody, QueryParameter
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from billing.catalog_lists import list_prices
 from billing.money import INT64_MAX
+from billing.prices import PriceRow
 from billing.publishing import publish_prices
+from billing.times import now_us
 from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, after_id, cut
 from gateway.admin.price_bodies import PostPrice, PriceAnswer, answer_of, draft_of
-from gateway.admin.services import Injected
+from gateway.admin.services import Injected, Rooms
 
 Filter = Annotated[str | None, QueryParameter(max_length=300)]
 
 
+class PublishPrice(PostPrice, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """With `supersede` it takes the place of another amount for the same key and moment, from the new version of the book on."""
+
+    supersede: bool = False
+
+
+class PublishedPrice(PriceAnswer, frozen=True, kw_only=True):
+    """`warnings` say what may be a slip: nothing was refused."""
+
+    warnings: list[str]
+
+
+class ListedPrice(PriceAnswer, frozen=True, kw_only=True):
+    """`in_force`: it is what its key costs now."""
+
+    in_force: bool
+
+
 class PricePage(Struct, frozen=True):
-    data: list[PriceAnswer]
+    data: list[ListedPrice]
     next_cursor: str | None
 
 
@@ -28,11 +49,11 @@ class PricesController(Controller):
     tags = ("prices",)
 
     @post(summary="Publish a price: a new version of the book")
-    async def create(self, data: JSONBody[PostPrice], rooms: Injected) -> PriceAnswer:
+    async def create(self, data: JSONBody[PublishPrice], rooms: Injected) -> PublishedPrice:
         draft = draft_of(data)
         async with rooms.write() as write:
-            (row,) = await publish_prices(write.connection, [draft])
-            return rooms.done(answer_of(row))
+            (row,) = await publish_prices(write.connection, [draft], supersede=data.supersede)
+            return rooms.done(PublishedPrice(**asdict(answer_of(row)), warnings=_warnings(row, rooms)))
 
     @get(summary="List price rows in the order they were published")
     async def index(
@@ -58,4 +79,27 @@ class PricesController(Controller):
                 limit=limit + 1,
             )
         page, next_cursor = cut(rows, limit, lambda row: row.id)
-        return PricePage([answer_of(row) for row in page], next_cursor)
+        book = rooms.services.catalog.snapshot.books.prices
+        current = {row.id for row in book.current(at_us=now_us(), version=book.version)}
+        listed = [ListedPrice(**asdict(answer_of(row)), in_force=row.id in current) for row in page]
+        return PricePage(listed, next_cursor)
+
+
+def _warnings(row: PriceRow, rooms: Rooms) -> list[str]:
+    """A price that no configured route asks for prices nothing: its provider or its model may be misspelt."""
+    settings = rooms.services.settings
+    lists = {settings.price_list(name): name for name in settings.providers}
+    routes = [route for model in settings.models for route in model.routes]
+    if row.price_list not in lists:
+        known = ", ".join(sorted(lists)) or "none"
+        if any(each.sell_list == row.price_list for each in rooms.services.catalog.snapshot.books.sell.rows):
+            return []
+        return [
+            f"provider: no provider is priced by the list {row.price_list!r} (configured: {known}), and no team buys on it"
+        ]
+    models = sorted({each.model for each in routes if settings.price_list(each.provider) == row.price_list})
+    if row.model not in models:
+        return [
+            f"model: no route of the list {row.price_list!r} asks for {row.model!r}; its models: {', '.join(models) or 'none'}"
+        ]
+    return []

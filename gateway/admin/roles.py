@@ -115,6 +115,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "POST /admin/v1/usage/rerating/apply": _BILLING,
     "POST /admin/v1/what-if": _READ,
     "GET /admin/v1/reports/break-even": _READ,
+    "GET /admin/v1/wallets": _READ,
     "GET /admin/v1/wallets/{team_id}": _read("path"),
     "PATCH /admin/v1/wallets/{team_id}": _BILLING,
     "GET /admin/v1/wallets/{team_id}/entries": _read("path"),

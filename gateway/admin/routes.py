@@ -29,7 +29,7 @@ from gateway.admin.statements import StatementsController
 from gateway.admin.teams import TeamsController
 from gateway.admin.token_routes import MeController, TokensController
 from gateway.admin.usage import UsageController
-from gateway.admin.wallets import WalletsController
+from gateway.admin.wallets import AllWalletsController, WalletsController
 from gateway.admin.what_if import BreakEvenController, WhatIfController
 from gateway.ids import new_request_id
 
@@ -49,6 +49,7 @@ CONTROLLERS: Final = (
     StatementsController,
     WhatIfController,
     BreakEvenController,
+    AllWalletsController,
     WalletsController,
     RedemptionCodesController,
     SellPricesController,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from litestar import Controller, get, patch, post
-from litestar.params import FromPath, JSONBody, QueryParameter
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
 from billing.money import INT64_MAX, NANO, PICO, format_scaled
@@ -21,10 +21,11 @@ from billing.wallets import (
     get_wallet,
     list_entries,
     list_events,
+    list_wallets,
     set_low_balance,
 )
 from gateway.admin.failures import missing
-from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, RowId, after_id, cut, decode_cursor
+from gateway.admin.paging import DEFAULT_LIMIT, Cursor, IdText, Limit, RowId, after_id, cut, decode_cursor
 from gateway.admin.services import Editable, Injected
 from gateway.admin.texts import Currency, Decimal, Moment, Text, moment, moment_us
 
@@ -147,6 +148,31 @@ class CheckView(Struct, frozen=True):
     entries: str
     usage_entries: str
     usage_settled: str
+
+
+class WalletPage(Struct, frozen=True):
+    data: list[WalletView]
+    next_cursor: str | None
+
+
+class AllWalletsController(Controller):
+    path = "/wallets"
+    tags = ("wallets",)
+
+    @get(summary="Every team's balance")
+    async def index(
+        self,
+        rooms: Injected,
+        billing: Annotated[Literal["postpaid", "prepaid"] | None, QueryParameter()] = None,
+        low: FromQuery[bool | None] = None,
+        cursor: Cursor = None,
+        limit: Limit = DEFAULT_LIMIT,
+    ) -> WalletPage:
+        after = decode_cursor(cursor, IdText)
+        async with rooms.read() as connection:
+            rows = await list_wallets(connection, billing=billing, low=low, after=after, limit=limit + 1)
+        page, next_cursor = cut(rows, limit, lambda row: row.team_id)
+        return WalletPage([_wallet(row) for row in page], next_cursor)
 
 
 class WalletsController(Controller):

@@ -61,6 +61,9 @@ def price() -> None:
 @click.option("--processing", type=click.Choice(["standard", "batch"]))
 @click.option("--min-input-tokens", type=int, help="The row applies strictly above this many input tokens.")
 @click.option("--source", help="Where the price was read.")
+@click.option(
+    "--supersede", is_flag=True, help="Take the place of another amount from the same moment, which was wrong."
+)
 @admin_options
 def price_post(
     provider: str,
@@ -74,6 +77,7 @@ def price_post(
     processing: str | None,
     min_input_tokens: int | None,
     source: str | None,
+    supersede: bool,
     url: str,
     as_json: bool,
 ) -> None:
@@ -90,9 +94,13 @@ def price_post(
         processing=processing,
         min_input_tokens=min_input_tokens,
         source=source,
+        supersede=supersede or None,
     )
     with AdminClient(url) as client:
-        print_object(client.post("/prices", body), as_json)
+        answer = client.post("/prices", body)
+    print_object(answer if as_json else {name: answer[name] for name in answer if name != "warnings"}, as_json)
+    for warning in answer["warnings"]:
+        click.echo(f"warning: {warning}", err=True)
 
 
 @price.command("list")
@@ -100,9 +108,10 @@ def price_post(
 @click.option("--model", help="Only this model.")
 @admin_options
 def price_list(provider: str | None, model: str | None, url: str, as_json: bool) -> None:
-    """The rows of the book."""
+    """The rows of the book, and which of them are in force now."""
     with AdminClient(url) as client:
-        print_rows(client.pages("/prices", {"provider": provider, "model": model}), PRICE_COLUMNS, as_json)
+        rows = client.pages("/prices", {"provider": provider, "model": model})
+        print_rows(rows, ("in_force", *PRICE_COLUMNS), as_json)
 
 
 @price.command("import")

@@ -8,6 +8,7 @@ from gateway.cli.admin_client import AdminClient
 from gateway.cli.output import admin_options, print_object, print_rows
 from gateway.cli.parse import given
 
+WALLET_COLUMNS = ("team_id", "billing", "balance", "currency", "credit_limit", "available", "low_balance", "is_low")
 ENTRY_COLUMNS = ("id", "at", "kind", "amount", "currency", "balance", "external_id", "method", "reason", "actor")
 EVENT_COLUMNS = ("id", "at", "kind", "balance", "threshold", "currency")
 BATCH_COLUMNS = (
@@ -29,6 +30,17 @@ HELP_ACTOR = "Who did it (default: admin)."
 @click.group()
 def wallet() -> None:
     """Wallets: what teams have paid in, less what they used."""
+
+
+@wallet.command("list")
+@click.option("--billing", type=click.Choice(["postpaid", "prepaid"]))
+@click.option("--low", is_flag=True, help="Only those below their threshold.")
+@admin_options
+def wallet_list(billing: str | None, low: bool, url: str, as_json: bool) -> None:
+    """Every team's balance."""
+    asked = {"billing": billing, "low": "true" if low else None}
+    with AdminClient(url) as client:
+        print_rows(client.pages("/wallets", asked), WALLET_COLUMNS, as_json)
 
 
 @wallet.command("show")

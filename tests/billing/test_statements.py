@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,6 +19,7 @@ from billing.database import open_database
 from billing.errors import AmountOverflow, Conflict, InvalidQuery, NotFound
 from billing.ledger import record
 from billing.money import NANO, Money, parse_scaled
+from billing.statement_csv import statement_csv
 from billing.statements import (
     broken_links,
     discard_draft,
@@ -138,6 +141,21 @@ async def test_a_rounding_line_makes_up_what_rounded_lines_lack(world: World) ->
     assert document.lines[-1].kind == "rounding"
     assert document.lines[-1].payable is not None
     assert document.lines[-1].payable.amount == "0.01"
+
+
+async def test_totals_to_compare_with_say_how_many_lines_they_lack(world: World) -> None:
+    """A line without a rate is in no such total: the total says that it is partial, in every form."""
+    async with world.engine.begin() as connection:
+        team = await create_team(connection, name="zurich", settlement_currency="CHF")
+        await settle_one_to_one(connection, team)
+    for model in ("gpt-4.1", "deepseek-chat"):
+        await world.use(model, Usage(output=MILLION), "2026-09-10T12:00:00Z", team=team)
+    document = (await world.issue("2026-09", team)).document
+    assert (document.totals.without_policy, document.totals.without_reference) == (2, 2)
+    assert [row["without"] for row in csv.DictReader(io.StringIO(statement_csv(document)))] == ["policy reference"] * 2
+    await world.use("gpt-4.1", Usage(output=MILLION), "2026-09-10T12:00:00Z")
+    totals = (await world.draft("2026-09")).document.totals
+    assert (totals.without_policy, totals.without_reference) == (0, 1), "the policy rate is there, the market's is not"
 
 
 async def test_rule_07_a_currency_without_decimals_is_payable_in_whole_units(world: World) -> None:

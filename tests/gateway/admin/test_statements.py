@@ -222,6 +222,7 @@ async def test_a_statement_comes_as_csv_as_focus_and_as_a_page_without_script(
     assert "script" not in page.tags
     assert "b" not in page.tags
     assert page.handlers == []
+    assert "The total at the market rate is partial: 1 line(s) had no such rate" in page.text
     for shown in (NAME, "MG-000001", "10,000,000", "0.42 USD", "30.66 CNY", "26.46 CNY", "86.3014 %", "4.2 CNY"):
         assert shown in page.text
     await operator.get(f"/statements/{team_id}/{draft['id']}", format="pdf", status=422)

@@ -158,3 +158,26 @@ async def test_a_request_is_corrected_by_linked_rows_and_the_wallet_follows(
         assert (await operator.refused(path, wrong))[0] == field
     await operator.refused("/usage/requests/none/corrections", again, status=404)
     assert (await operator.get("/usage/requests/none/corrections", status=404))["error"]["code"] == "not_found"
+
+
+async def test_every_team_s_wallet_is_listed_a_page_at_a_time(operator: Operator) -> None:
+    teams = sorted([await operator.team(f"team {number}", "CNY" if number else "USD") for number in range(3)])
+    await operator.post(
+        f"/wallets/{teams[1]}/top-ups", paid(amount="5", currency=await currency_of(operator, teams[1]))
+    )
+    await operator.patch(f"/wallets/{teams[1]}", {"low_balance": "10"})
+    await operator.patch(f"/teams/{teams[2]}", {"billing": "prepaid", "credit_limit": "7"})
+    first = await operator.get("/wallets", limit=2)
+    rest = await operator.get("/wallets", limit=2, cursor=first["next_cursor"])
+    listed = first["data"] + rest["data"]
+    assert [row["team_id"] for row in listed] == teams and rest["next_cursor"] is None
+    for row in listed:
+        assert row == await operator.get(f"/wallets/{row['team_id']}"), "the same as one by one"
+    assert [row["team_id"] for row in (await operator.get("/wallets", low="true"))["data"]] == [teams[1]]
+    assert [row["team_id"] for row in (await operator.get("/wallets", low="false"))["data"]] == [teams[0], teams[2]]
+    assert [row["available"] for row in (await operator.get("/wallets", billing="prepaid"))["data"]] == ["7"]
+    await operator.get("/wallets", billing="gratis", status=422)
+
+
+async def currency_of(operator: Operator, team_id: str) -> str:
+    return str((await operator.get(f"/teams/{team_id}"))["settlement_currency"])
