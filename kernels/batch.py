@@ -25,6 +25,8 @@ class StepLayout:
     positions: torch.Tensor
     slots: torch.Tensor
     block_tables: torch.Tensor
+    adapters: tuple[int | None, ...] = ()
+    """Each sequence's low-rank adapter, if it has one; empty where nobody has."""
 
     @property
     def tokens(self) -> int:
@@ -33,3 +35,12 @@ class StepLayout:
     @property
     def sequences(self) -> int:
         return len(self.context)
+
+    def rows_by_adapter(self) -> dict[int, torch.Tensor]:
+        """int64 rows of the step, by the adapter of their sequence."""
+        rows: dict[int, list[torch.Tensor]] = {}
+        for number, adapter in enumerate(self.adapters):
+            if adapter is not None:
+                own = torch.arange(self.query_start[number], self.query_start[number + 1], device=self.positions.device)
+                rows.setdefault(adapter, []).append(own)
+        return {adapter: torch.cat(parts) for adapter, parts in rows.items()}

@@ -7,7 +7,7 @@ record them once and replay the recording (cpu/operations.py). The model's code 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,6 +40,14 @@ class Attention:
     scale: float
     window: int | None = None
     softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """What an adapter adds to a matrix's result: (x aᵀ) bᵀ, with a [rank, inputs] and b [outputs, rank]."""
+
+    a: torch.Tensor
+    b: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,9 @@ class Operations(Protocol):
     def linear(self, x: torch.Tensor, weight: Matrix, out: torch.Tensor, add: bool = False) -> None:
         """out = x Wᵀ, or out += x Wᵀ."""
 
+    def adapt(self, x: torch.Tensor, adapters: Mapping[int, LowRank], out: torch.Tensor) -> None:
+        """out += what each row's own adapter makes of x, where it has one for this matrix."""
+
     def rotary_write(
         self,
         qkv: torch.Tensor,
@@ -133,6 +144,7 @@ class TorchOperations:
         self.name = f"torch on {device}, {str(dtype).removeprefix('torch.')}"
         self.device, self.dtype, self.capacity = device, dtype, capacity
         self._layout: StepLayout | None = None
+        self._adapted: dict[int, torch.Tensor] = {}
 
     @property
     def layout(self) -> StepLayout:
@@ -151,6 +163,7 @@ class TorchOperations:
 
     def run(self, forward: Callable[[], None], layout: StepLayout) -> None:
         self._layout = layout
+        self._adapted = layout.rows_by_adapter()
         forward()
         self._layout = None
 
@@ -171,6 +184,9 @@ class TorchOperations:
         rows = self.layout.tokens
         result = torch.nn.functional.linear(x[:rows], weight.values)
         out[:rows] = result + out[:rows] if add else result
+
+    def adapt(self, x: torch.Tensor, adapters: Mapping[int, LowRank], out: torch.Tensor) -> None:
+        adapt_rows(x, adapters, self._adapted, out)
 
     def rotary_write(
         self,
@@ -222,6 +238,16 @@ class TorchOperations:
 
     def draw(self, logits: torch.Tensor, settings: DrawSettings) -> list[int | None]:
         return draw_reference(logits, settings)
+
+
+def adapt_rows(
+    x: torch.Tensor, adapters: Mapping[int, LowRank], rows_of: Mapping[int, torch.Tensor], out: torch.Tensor
+) -> None:
+    """One pair of products for each adapter in the batch, over all of its rows. The reference, and on every device the path."""
+    for number, rows in rows_of.items():
+        pair = adapters.get(number)
+        if pair is not None:
+            out.index_add_(0, rows, x[rows] @ pair.a.T @ pair.b.T)
 
 
 def choose_experts(

@@ -120,13 +120,20 @@ class AsyncEngine:
             leader: int | None = None
             for choice_index in range(request.n):
                 choice = self._new_choice(generation, params)
-                if params.max_tokens == 0:
+                if params.max_tokens == 0 and params.pooling is None:
                     self._end_without_output(generation, choice)
                     continue
                 # The prompt is the same for all choices: the first one tells about it, the others share its pages.
                 asked = params if choice_index == 0 else replace(params, prompt_logprobs=None)
                 add = AddSequence(
-                    choice.sequence_id, prompt, asked, choice_index, request.salt, request.priority, leader
+                    choice.sequence_id,
+                    prompt,
+                    asked,
+                    choice_index,
+                    request.salt,
+                    request.priority,
+                    leader,
+                    request.adapter,
                 )
                 frames.append(frame(add))
                 sent.append(choice)

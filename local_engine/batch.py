@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from .sampling_params import SamplingParams
 from .token_logprobs import TokenLogprobs
 
+Vector = NDArray[np.float32]
 Mask = NDArray[np.int32]
 """One bit per token of the vocabulary, lowest first: set where a grammar allows it."""
 
@@ -49,6 +50,8 @@ class ScheduledSequence:
     drafts: Sequence[int] = ()
     masks: Sequence[Mask] = ()
     prompt_logprobs_from: int | None = None
+    adapter: int | None = None
+    """The slot of its low-rank adapter (adapters.py)."""
 
 
 @dataclass(slots=True)
@@ -65,4 +68,6 @@ class StepOutput:
     nan_sequences: list[int] = field(default_factory=list)
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    """Both by the sequence's place in the batch."""
+    pooled: dict[int, Vector] = field(default_factory=dict)
+    """For sequences with `pooling`: the last token's vector if it is among this step's, or the sum over this step's tokens. All
+    three by the sequence's place in the batch."""

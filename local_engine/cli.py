@@ -49,6 +49,7 @@ def serve(argv: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="local_engine: %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
+        given.lora_modules = tuple(given.lora_modules)
         engine = EngineConfig(**{name: getattr(given, name) for name in _ENGINE_FLAGS})
         settings = ServerConfig(
             **{name: getattr(given, name) for name in _SERVER_FLAGS},
@@ -98,6 +99,7 @@ def _server_flags(group: argparse._ArgumentGroup, default: dict[str, object]) ->
     add("--api-key", help=f"bearer token that callers must send (better: {API_KEY_VARIABLE})")
     add("--chat-template", help="a file, or the template itself")
     add("--generation-config", choices=("auto", "vllm"), default=default["generation_config"])
+    add("--convert", choices=("auto", "embed"), default=default["convert"], help="embed: vectors of any model")
     add("--enable-auto-tool-choice", action="store_true", help="models may call tools as they see fit")
     add("--tool-call-parser", help=f"how the model writes calls: {', '.join(TOOL_CALL_PARSERS)}")
     add("--reasoning-parser", help=f"how the model marks reasoning: {', '.join(REASONING_PARSERS)}")
@@ -133,6 +135,9 @@ def _model_flags(group: argparse._ArgumentGroup, default: dict[str, object]) -> 
         default=default["kernels"],
         help="auto takes the fastest that agrees with plain torch",
     )
+    add("--enable-lora", action="store_true", help="serve adapters beside the model")
+    add("--lora-modules", type=lora_flag, nargs="+", default=(), help="NAME=FOLDER of each adapter (PEFT's format)")
+    add("--max-lora-rank", type=int, default=default["max_lora_rank"])
     add("--max-logprobs", type=int, default=default["max_logprobs"])
     add("--seed", type=int, help="seeds the seeds of requests that name none")
 
@@ -153,6 +158,14 @@ def _scheduling_flags(group: argparse._ArgumentGroup, default: dict[str, object]
         action=argparse.BooleanOptionalAction,
         default=default["enable_prefix_caching"],
     )
+
+
+def lora_flag(text: str) -> tuple[str, str]:
+    """`name=folder`."""
+    name, separator, folder = text.partition("=")
+    if not (separator and name and folder):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FOLDER (example: tone=/models/tone-lora)")
+    return name, folder
 
 
 def tokens_flag(text: str) -> int:

@@ -60,6 +60,10 @@ class EngineConfig:
     enforce_eager: bool = False
     kernels: str = "auto"
     """`auto`: Triton on a GPU, numba on the CPU, plain torch where neither runs; `torch` or `triton`: that path or none."""
+    enable_lora: bool = False
+    lora_modules: tuple[tuple[str, str], ...] = ()
+    """(Name, folder) of each adapter; a request names one instead of the model."""
+    max_lora_rank: int = 64
     max_logprobs: int = 20
     step_target_ms: int = 100
     """On the CPU a step's token budget adapts to this wall time; 0 keeps `max_num_batched_tokens` fixed."""
@@ -82,6 +86,7 @@ class EngineConfig:
             ("--num-gpu-blocks-override", self.num_blocks_override),
             ("--tensor-parallel-size", self.tensor_parallel_size),
             ("--cpu-threads", self.cpu_threads),
+            ("--max-lora-rank", self.max_lora_rank),
         ):
             if value is not None and not 1 <= value <= MAX_FLAG:
                 raise ConfigError(
@@ -93,6 +98,11 @@ class EngineConfig:
             raise ConfigError(f"--seed must be at least {-MAX_FLAG} and at most {MAX_FLAG}, not {self.seed}")
         if self.step_target_ms < 0:
             raise ConfigError(f"--step-target-ms must be 0 (off) or more, not {self.step_target_ms}")
+        if self.lora_modules and not self.enable_lora:
+            raise ConfigError("--lora-modules needs --enable-lora")
+        names = [name for name, _ in self.lora_modules]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"--lora-modules names an adapter twice ({', '.join(names)}): each needs its own name")
         if self.max_logprobs < 0:
             raise ConfigError(f"--max-logprobs must be 0 or more, not {self.max_logprobs}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
@@ -116,6 +126,8 @@ class ServerConfig:
     """A file, or the template itself; None: the model's own."""
     generation_config: str = "auto"
     """`auto`: EOS ids and sampling defaults of the model's generation_config.json; `vllm`: EOS ids only."""
+    convert: str = "auto"
+    """`auto`: embeddings where the model's folder says how; `embed`: of any model, by its last token."""
     enable_auto_tool_choice: bool = False
     """Models may call tools as they see fit; needs `tool_call_parser`."""
     tool_call_parser: str | None = None
@@ -147,6 +159,7 @@ class ServerConfig:
         ):
             if name is not None:
                 _one_of(flag, name, known)
+        _one_of("--convert", self.convert, ("auto", "embed"))
         _one_of("--generation-config", self.generation_config, ("auto", "vllm"))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from .batch import ScheduledSequence, StepOutput
+from .batch import ScheduledSequence, StepOutput, Vector
 from .logit_rules import Line
 from .sampler import Draw, logprobs_of, sample
 from .token_logprobs import TokenLogprobs
@@ -44,6 +44,18 @@ def draw_step(
         if sequence.prompt_logprobs_from is not None:
             output.prompt_logprobs[number] = list(_of_prompt(sequence, query_start[number], logits_of))
     return output
+
+
+def pool_step(batch: Sequence[ScheduledSequence], query_start: Sequence[int], vectors_of: Logits) -> dict[int, Vector]:
+    """What this step adds to the vectors of sequences that ask for one. `vectors_of`: float32 [len(rows), hidden] for rows."""
+    pooled: dict[int, Vector] = {}
+    for number, sequence in enumerate(batch):
+        first, end = query_start[number], query_start[number + 1]
+        if sequence.params.pooling == "mean":
+            pooled[number] = vectors_of(torch.arange(first, end)).sum(dim=0).cpu().numpy()
+        elif sequence.params.pooling == "last" and sequence.start + end - first == len(sequence.prompt_token_ids):
+            pooled[number] = vectors_of(torch.tensor([end - 1]))[0].cpu().numpy()
+    return pooled
 
 
 def _lines(sequence: ScheduledSequence) -> Iterator[Line]:

@@ -8,6 +8,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from .batch import ScheduledSequence, StepOutput
 from .block_pool import BlockPool, root_hash
 from .compute_time import split, token_weight
@@ -20,6 +22,7 @@ from .step_budget import StepBudget
 from .token_logprobs import TokenLogprobs
 
 if TYPE_CHECKING:
+    from .adapters import Adapter
     from .grammars import GrammarCompiler
 
 log = logging.getLogger(__name__)
@@ -53,6 +56,9 @@ class Runner(Protocol):
     max_model_len: int
     window: int | None
     """Tokens that every layer looks back on, the current one included; None where some layer sees everything."""
+
+    adapters: dict[str, Adapter]
+    """By name; a request names only these."""
 
     def execute(self, batch: Seq[ScheduledSequence]) -> StepOutput: ...
 
@@ -140,12 +146,14 @@ class EngineCore:
         self._scheduler.check_integrity()
 
     def _add(self, message: AddSequence) -> None:
+        adapter = self._runner.adapters[message.adapter] if message.adapter is not None else None
         sequence = Sequence(
             id=message.id,
             prompt=message.prompt,
             params=message.params,
             choice_index=message.choice_index,
-            root=root_hash(message.salt),
+            root=root_hash(message.salt, adapter.digest if adapter is not None else b""),
+            adapter=adapter.slot if adapter is not None else None,
         )
         if message.params.grammar is not None and (reason := self._attach_grammar(sequence, message.params.grammar)):
             self._failed += 1
@@ -194,6 +202,9 @@ class EngineCore:
                 self._fail(sequence, NO_TOKEN)
                 continue
             assert bool(tokens) == sampled, "the runner samples exactly where it was asked to"
+            if number in output.pooled:
+                part = output.pooled[number].astype(np.float64)
+                sequence.pooled = part if sequence.pooled is None else sequence.pooled + part
             taken = self._scheduler.complete(share, tokens)
             if sequence.grammar is not None and (broken := sequence.grammar.error) and sequence.finish_reason is None:
                 self._fail(sequence, f"The grammar cannot go on: {broken}")
@@ -201,7 +212,7 @@ class EngineCore:
             of_prompt = output.prompt_logprobs.get(number, [])
             sequence.prompt_logprobs_told += len(of_prompt)
             self._generated_tokens += taken
-            if taken or of_prompt:
+            if taken or of_prompt or sequence.finish_reason is not None:
                 news[sequence.id] = News(tokens[:taken], output.logprobs.get(number, [])[:taken], of_prompt)
         return news
 
@@ -259,6 +270,7 @@ def _scheduled(share: Share) -> ScheduledSequence:
         output_position=len(sequence.output),
         prompt_token_ids=sequence.prompt,
         output_token_ids=sequence.output,
+        adapter=sequence.adapter,
         prompt_logprobs_from=sequence.prompt_logprobs_told if sequence.wants_prompt_logprobs else None,
     )
 
@@ -278,4 +290,12 @@ def _update(sequence: Sequence, news: News) -> Update:
         error=sequence.error,
         logprobs=news.logprobs,
         prompt_logprobs=news.prompt_logprobs,
+        embedding=_embedding(sequence),
     )
+
+
+def _embedding(sequence: Sequence) -> list[float]:
+    if sequence.pooled is None or sequence.finish_reason is not FinishReason.STOP:
+        return []
+    tokens = len(sequence.prompt) if sequence.params.pooling == "mean" else 1
+    return [float(value) for value in sequence.pooled / tokens]

@@ -27,6 +27,7 @@ class GenerationRequest:
     n: int = 1
     salt: bytes = b""
     priority: int = 0
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Choice:
         self.last_token_s: float | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []
         """Of the prompt's tokens from the second one on, as far as they are known."""
+        self.embedding: list[float] = []
         self._stop_strings = StopStrings(params.stop, include=params.include_stop_str_in_output)
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
 
@@ -91,6 +93,7 @@ class Choice:
         self.compute_us = update.compute_us
         self.cached_tokens = update.cached_tokens
         self.prompt_logprobs += update.prompt_logprobs
+        self.embedding = update.embedding
         text, tokens = self._read(update)
         logprobs = tuple(update.logprobs[: len(tokens)])
         if update.finish_reason is None:

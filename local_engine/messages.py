@@ -33,6 +33,7 @@ class AddSequence(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     salt: bytes
     priority: int
     leader: int | None
+    adapter: str | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -76,6 +77,8 @@ class Update(msgspec.Struct, frozen=True, array_like=True):
     """Of `tokens`, where the request asks for them."""
     prompt_logprobs: list[TokenLogprobs] = []
     """Of further tokens of the prompt, in their order from the second one on."""
+    embedding: list[float] = []
+    """With the end of a sequence that asks for one: its vector, not normalised."""
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True):

@@ -55,6 +55,7 @@ RANGES: Mapping[str, Range] = {
     "logprobs": _COUNT,
     "prompt_logprobs": _COUNT,
     "truncate_prompt_tokens": Range(-1, MAX_COUNT),
+    "dimensions": Range(1, MAX_COUNT),
     "priority": Range(-(1 << 31), (1 << 31) - 1),
 }
 """By the parameter's name. Every number in a body has one here or below (tests/local_engine/server/test_numbers.py)."""
@@ -64,6 +65,7 @@ ITEM_RANGES: Mapping[str, Range] = {
     "allowed_token_ids": _TOKEN_ID,
     "logit_bias": Range(-100.0, 100.0),
     "prompt": _TOKEN_ID,
+    "input": _TOKEN_ID,
     "tokens": _TOKEN_ID,
 }
 """Of each number in a parameter that is a list or a map."""

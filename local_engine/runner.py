@@ -19,9 +19,10 @@ import torch
 from kernels.batch import StepLayout
 from kernels.dispatch import choose_operations, compiles_first
 
+from .adapters import load_adapter
 from .batch import ScheduledSequence, StepOutput
 from .config import BLOCK_SIZE, EngineConfig
-from .drawing import draw_step
+from .drawing import draw_step, pool_step
 from .errors import ConfigError, OutOfMemory
 from .kv_cache import allocate, plan_blocks
 from .models.config import ModelConfig
@@ -90,6 +91,18 @@ class ModelRunner:
                 f"the weights do not fit into memory ({error}): serve a smaller or quantised model"
             ) from error
         self.window = self._model.window
+        self.adapters = {
+            name: load_adapter(
+                name,
+                Path(folder),
+                slot,
+                self._model.linears,
+                max_rank=config.max_lora_rank,
+                device=self.device,
+                dtype=operations.dtype,
+            )
+            for slot, (name, folder) in enumerate(config.lora_modules)
+        }
         self.num_blocks = plan_blocks(config, model, kv_dtype, self.device)
         cache = allocate(model, self.num_blocks, kv_dtype, self.device)
         self._model.attach(cache)
@@ -105,7 +118,9 @@ class ModelRunner:
         """Computes every sequence's tokens in one pass and draws a token where one is due."""
         ids, layout = lay_out(batch, self.device)
         self._model.compute(ids, layout)
-        return draw_step(batch, layout.query_start, self._model.logits, self._draw)
+        output = draw_step(batch, layout.query_start, self._model.logits, self._draw)
+        output.pooled = pool_step(batch, layout.query_start, self._model.normed)
+        return output
 
     @torch.inference_mode()
     def logits(self, batch: Sequence[ScheduledSequence]) -> torch.Tensor:
@@ -141,8 +156,14 @@ def lay_out(batch: Sequence[ScheduledSequence], device: torch.device) -> tuple[t
         positions=torch.from_numpy(positions).to(device),
         slots=torch.from_numpy(slots).to(device),
         block_tables=torch.from_numpy(tables).to(device),
+        adapters=_adapters(batch),
     )
     return ids, layout
+
+
+def _adapters(batch: Sequence[ScheduledSequence]) -> tuple[int | None, ...]:
+    slots = tuple(sequence.adapter for sequence in batch)
+    return slots if any(slot is not None for slot in slots) else ()
 
 
 def usable_cores() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from .errors import RequestError
 from .ranges import ITEM_RANGES, check_range, shown
@@ -63,6 +64,8 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences that never come out whole."""
     allowed_token_ids: tuple[int, ...] | None = None
+    pooling: Literal["last", "mean"] | None = None
+    """Nothing is drawn; wanted is the vector of the prompt's last token, or the mean over all of its tokens."""
     grammar: str | None = None
     """What the output looks like (grammars.py). It ends the sequence where nothing may follow, also with `ignore_eos`."""
 

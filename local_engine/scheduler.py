@@ -31,6 +31,8 @@ class Share:
 
     @property
     def samples(self) -> bool:
+        if self.sequence.params.pooling is not None:
+            return False
         return self.count - len(self.drafts) == self.sequence.uncomputed
 
 
@@ -109,6 +111,9 @@ class Scheduler:
         sequence.computed += share.count - len(share.drafts) + max(0, taken - 1)
         self._commit(sequence)
         self._leave_behind(sequence)
+        if sequence.params.pooling is not None and not sequence.uncomputed:
+            self.finish(sequence, FinishReason.STOP)
+            return 0
         if reason is not None:
             last = tokens[taken - 1]
             sequence.stop_token = last if reason is FinishReason.STOP and sequence.is_end(last) else None
@@ -180,7 +185,7 @@ class Scheduler:
     def _take_prefix(self, sequence: Sequence) -> bool:
         """Shares the cached pages of its beginning if the whole of it finds room; at least one token stays to compute."""
         hits: list[int] = []
-        if self.pool.enable_caching and not sequence.wants_prompt_logprobs:
+        if self.pool.enable_caching and not sequence.reads_all:
             full = (len(sequence.token_ids) - 1) // BLOCK_SIZE
             hits = self.pool.match(self._chain(sequence, full)[:full])
         needed = blocks_for(len(sequence.token_ids)) - len(hits) + self.pool.free_among(hits)
@@ -220,6 +225,7 @@ class Scheduler:
     def _preempt_last(self) -> Sequence:
         victim = self.running.pop()
         self._release(victim)
+        victim.pooled = None
         victim.status = Status.WAITING
         victim.preemptions += 1
         self.preemptions += 1

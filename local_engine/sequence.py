@@ -6,6 +6,9 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -39,6 +42,8 @@ class Sequence:
     choice_index: int = 0
     root: bytes = b""
     """Where its chain of block hashes begins (block_pool.root_hash): pages are shared only under the same root."""
+    adapter: int | None = None
+    """The slot of its low-rank adapter."""
     leader: int | None = None
     """A sibling with the same prompt; while that one is still read, this one waits for its pages."""
     order: tuple[int, int] = (0, 0)
@@ -61,6 +66,8 @@ class Sequence:
     error: str | None = None
     prompt_logprobs_told: int = 1
     """Prompt tokens whose log probabilities are known; the first one has none. Recomputation tells none twice."""
+    pooled: NDArray[np.float64] | None = None
+    """With `pooling`: the sum of what is pooled so far."""
     grammar: Grammar | None = None
     """Where the output stands in its grammar; it goes on with every token, and survives preemption."""
     output: list[int] = field(default_factory=list)
@@ -83,6 +90,11 @@ class Sequence:
     @property
     def wants_prompt_logprobs(self) -> bool:
         return self.params.prompt_logprobs is not None and self.prompt_logprobs_told < len(self.prompt)
+
+    @property
+    def reads_all(self) -> bool:
+        """Something is wanted of every token of the prompt, so that none may be found in the cache."""
+        return self.wants_prompt_logprobs or self.params.pooling == "mean"
 
     def append(self, token: int) -> None:
         self.token_ids.append(token)

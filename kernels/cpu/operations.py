@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..batch import BLOCK, StepLayout
 from ..linear import FLOATS, GROUP, PANEL, Panels, StoredWeight, pack
-from ..operations import Attention, Experts, Matrix, choose_experts
+from ..operations import Attention, Experts, LowRank, Matrix, adapt_rows, choose_experts
 from ..sampling import DrawSettings
 from . import attention, elementwise, linear, sampling
 from .onednn import OneDnnMatrix
@@ -68,6 +68,7 @@ class CpuOperations:
         self._sampling_scratch: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         self._recorded: dict[Callable[[], None], Program] = {}
         self._recording: Program | None = None
+        self._adapted: dict[int, torch.Tensor] = {}
         self._expert_rows: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
 
     def buffer(self, width: int) -> torch.Tensor:
@@ -92,6 +93,7 @@ class CpuOperations:
             self._recording = None
             self._recorded[forward] = program
         self._place(layout)
+        self._adapted = layout.rows_by_adapter()
         self._replay(program)
 
     def _replay(self, program: Program) -> None:
@@ -167,6 +169,10 @@ class CpuOperations:
             ]  # fmt: skip
             tape.add(_LINEAR[run.storage], header, arguments, (x, run, out))
             column += run.outputs
+
+    def adapt(self, x: torch.Tensor, adapters: Mapping[int, LowRank], out: torch.Tensor) -> None:
+        assert self._recording is not None, "outside run()"
+        self._recording.append(lambda: adapt_rows(x, adapters, self._adapted, out))
 
     def rotary_write(
         self,

@@ -9,6 +9,7 @@ import torch
 
 from kernels.batch import StepLayout
 from kernels.operations import Attention, Experts, Operations
+from kernels.rms_norm import rms_norm_reference
 from kernels.rope_scaling import KINDS, partial_order, rotation
 from kernels.rotary import rotary_tables
 
@@ -59,6 +60,13 @@ class Decoder:
         self._attended = buffer(config.heads * config.head_dim)
         self._gate_up, self._gated = buffer(2 * config.intermediate_size), buffer(config.intermediate_size)
         self._cache: KVCache | None = None
+        self._adapting = False
+
+    @property
+    def linears(self) -> list[Linear]:
+        """Every matrix that an adapter may change."""
+        parts = [(layer.qkv, layer.o, *(layer.mlp if isinstance(layer.mlp, tuple) else ())) for layer in self.layers]
+        return [linear for layer in parts for linear in layer]
 
     @property
     def window(self) -> int | None:
@@ -77,7 +85,7 @@ class Decoder:
         if self._family.embedding_scale is not None:
             rows = rows * torch.tensor(self._family.embedding_scale, dtype=rows.dtype)
         self.hidden[: len(ids)] = rows.to(self._device, self.hidden.dtype)
-        self._operations.run(self._forward, layout)
+        self._operations.run(self._forward_adapted if layout.adapters else self._forward, layout)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """float32 [len(rows), vocab] for rows of the step that `compute` ran last."""
@@ -87,11 +95,22 @@ class Decoder:
             return cap * torch.tanh(logits / cap)
         return logits
 
+    def normed(self, rows: torch.Tensor) -> torch.Tensor:
+        """float32 [len(rows), hidden]: what the head would be given for these rows of the step that `compute` ran last."""
+        chosen = self.hidden[rows.to(self._device)]
+        return rms_norm_reference(chosen, self.norm, self.config.rms_norm_eps).float()
+
     def _forward(self) -> None:
         assert self._cache is not None, "attach() comes first"
         for layer, caches in zip(self.layers, self._cache.layers, strict=True):
             self._attend(layer, caches)
             self._feed_forward(layer)
+
+    def _forward_adapted(self) -> None:
+        """The same with every row's own adapter."""
+        self._adapting = True
+        self._forward()
+        self._adapting = False
 
     def _attend(self, layer: Layer, caches: tuple[torch.Tensor, torch.Tensor]) -> None:
         ops, eps = self._operations, self.config.rms_norm_eps
@@ -125,6 +144,8 @@ class Decoder:
 
     def _linear(self, x: torch.Tensor, linear: Linear, out: torch.Tensor, add: bool = False) -> None:
         self._operations.linear(x, linear.weight, out, add)
+        if self._adapting:
+            self._operations.adapt(x, linear.adapters, out)
         if linear.bias is not None:
             self._operations.add_bias(out, linear.bias)
 

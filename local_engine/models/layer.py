@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from kernels.linear import StoredWeight
-from kernels.operations import Experts, Matrix, Operations
+from kernels.operations import Experts, LowRank, Matrix, Operations
 
 from ..weights.source import WeightSource
 from .family import Family, Mixture
@@ -18,8 +18,16 @@ from .family import Family, Mixture
 
 @dataclass(frozen=True, slots=True)
 class Linear:
+    """`names` and `sizes` (outputs) of the file's matrices that are joined in it; `order` of its rows, if it is another one."""
+
     weight: Matrix
     bias: torch.Tensor | None
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    inputs: int
+    order: NDArray[np.int64] | None
+    adapters: dict[int, LowRank] = field(default_factory=dict)
+    """By slot (adapters.py); read at every step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,7 @@ class LayerLoader:
 
     def _linear(self, prefix: str, names: Sequence[str], order: NDArray[np.int64] | None = None) -> Linear:
         parts = [self._source.matrix(f"{prefix}{name}.weight") for name in names]
+        sizes, inputs = tuple(part.shape[0] for part in parts), parts[0].shape[1]
         biased = [self._source.has(f"{prefix}{name}.bias") for name in names]
         bias = None
         if any(biased):
@@ -94,7 +103,12 @@ class LayerLoader:
             parts, at = _reordered(parts, order), torch.from_numpy(order)
             bias = bias[at] if bias is not None else None
         return Linear(
-            self._operations.pack(parts), self._operations.vector(bias, exact=True) if bias is not None else None
+            weight=self._operations.pack(parts),
+            bias=self._operations.vector(bias, exact=True) if bias is not None else None,
+            names=tuple(prefix + name for name in names),
+            sizes=sizes,
+            inputs=inputs,
+            order=order,
         )
 
     def _experts(self, prefix: str, mixture: Mixture) -> Experts:

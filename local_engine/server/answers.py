@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 from ..generation import Delta, Generation, joined
@@ -30,17 +31,8 @@ class Answer:
         self._base = {"id": surface.id_prefix + request.id, "created": now_s(), "model": model}
 
     async def send(self, stream: StreamOptions | None, *, streamed: bool) -> None:
-        work = asyncio.create_task(self._stream(stream) if streamed else self._whole())
-        gone = asyncio.create_task(self._request.disconnected())
-        try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-        finally:
-            gone.cancel()
-            work.cancel()
-            if not self._generation.ended.is_set():
-                self._service.engine.abort(self._generation)
+        answering = self._stream(stream) if streamed else self._whole()
+        await abort_when_gone(self._service, self._request, self._generation, answering)
 
     async def _whole(self) -> None:
         news: list[list[Delta]] = [[] for _ in self._generation.choices]
@@ -65,16 +57,16 @@ class Answer:
         await self._request.start(200, SSE, _SSE_HEADERS)
         opening = b"".join(self._openings(options))
         while deltas:
-            data, failure = self._events(deltas, options)
-            if failure is not None:
-                await self._request.send(opening + data + event(error_body(failure)), more=False)
+            data, failed = self._events(deltas, options)
+            if failed is not None:
+                await self._request.send(opening + data + event(error_body(failed)), more=False)
                 return
             if opening or data:
                 await self._request.send(opening + data)
             opening = b""
             deltas = await self._generation.next()
         if self._generation.error is not None:
-            await self._request.send(event(error_body(_failure(self._generation.error))), more=False)
+            await self._request.send(event(error_body(failure(self._generation.error))), more=False)
             return
         tail = DONE
         if options is not None and options.include_usage:
@@ -91,7 +83,7 @@ class Answer:
         events: list[bytes] = []
         for delta in deltas:
             if delta.error is not None:
-                return b"".join(events), _failure(delta.error)
+                return b"".join(events), failure(delta.error)
             body = self._surface.piece(delta)
             if body is not None:
                 events.append(event(self._chunk([body], self._running_usage(options), options)))
@@ -117,8 +109,25 @@ class Answer:
             if delta.finish_reason is FinishReason.ERROR:
                 message = delta.error
         if message is not None:
-            raise _failure(message)
+            raise failure(message)
 
 
-def _failure(message: str) -> HttpError:
+def failure(message: str) -> HttpError:
     return HttpError(500, message, kind="server_error", code="engine_error")
+
+
+async def abort_when_gone(
+    service: Service, request: Request, generation: Generation, answering: Coroutine[Any, Any, None]
+) -> None:
+    """Awaits the answer; when the caller leaves first, or the answer fails, what is left of the generation is aborted."""
+    work = asyncio.create_task(answering)
+    gone = asyncio.create_task(request.disconnected())
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+    finally:
+        gone.cancel()
+        work.cancel()
+        if not generation.ended.is_set():
+            service.engine.abort(generation)

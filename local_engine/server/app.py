@@ -9,9 +9,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from ..errors import RequestError
 from .answers import Answer
+from .embeddings import Vectors
 from .http import CallerGone, HttpError, Receive, Request, Scope, Send, error_body, http_error
 from .logprobs import LogprobWords
-from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
+from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest, parse
 from .service import Service, usage_body
 from .surfaces import ChatSurface, CompletionSurface
 
@@ -36,6 +37,7 @@ class EngineApp:
             "/v1/models": {"GET": self._models},
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._completions},
+            "/v1/embeddings": {"POST": self._embeddings},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
             "/reset_prefix_cache": {"POST": self._reset_prefix_cache},
@@ -106,7 +108,9 @@ class EngineApp:
         await request.respond_json({"server_load": self._service.engine.live_count})
 
     async def _models(self, request: Request) -> None:
-        await request.respond_json({"object": "list", "data": [self._card(name) for name in self._service.names]})
+        await request.respond_json(
+            {"object": "list", "data": [self._card(name) for name in (*self._service.names, *self._service.adapters)]}
+        )
 
     async def _model(self, request: Request) -> None:
         name = request.path.removeprefix("/v1/models/")
@@ -119,8 +123,8 @@ class EngineApp:
             "object": "model",
             "created": self._service.created_s,
             "owned_by": "metergate",
-            "root": self._service.engine.config.model,
-            "parent": None,
+            "root": self._service.adapters.get(name, self._service.engine.config.model),
+            "parent": self._service.names[0] if name in self._service.adapters else None,
             "max_model_len": self._service.require_ready().max_model_len,
         }
 
@@ -139,6 +143,11 @@ class EngineApp:
         surface = CompletionSurface(self._words(body), generation, echo, logprobs=body.logprobs is not None)
         answer = Answer(self._service, request, generation, surface, body.model)
         await answer.send(body.stream_options, streamed=body.stream)
+
+    async def _embeddings(self, request: Request) -> None:
+        body = parse(await self._body(request), EmbeddingRequest)
+        generation = await self._service.start_embedding(body, request.id)
+        await Vectors(self._service, request, generation, body).send()
 
     def _words(self, body: ChatRequest | CompletionRequest) -> LogprobWords:
         return LogprobWords(self._service.tokenizer, as_ids=body.return_tokens_as_token_ids)

@@ -132,6 +132,19 @@ class CompletionRequest(_Common, forbid_unknown_fields=True, kw_only=True):
     add_special_tokens: bool = True
 
 
+class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    model: str
+    input: str | list[Any]
+    """A text, texts, token ids, or lists of token ids."""
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    user: str | None = None
+
+
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     prompt: str | None = None

@@ -26,6 +26,7 @@ from ..metrics import EngineMetrics
 from ..parent_watch import exit_with_parent
 from ..tokenizer import Tokenizer, load_tokenizer
 from .app import EngineApp
+from .embeddings import pooling_of
 from .service import Service, now_s
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ def serve(
         settings=settings,
         created_s=now_s(),
         version=_version(),
+        pooling=pooling_of(model_path) or ("last" if settings.convert == "embed" else None),
     )
     return _run(_serve(service, listener))
 

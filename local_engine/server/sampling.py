@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import ContextOverflow, RequestError
 from ..ranges import shown
 from ..sampling_params import SamplingParams
-from .requests import MAX_BATCH, ChatRequest, CompletionRequest
+from .requests import MAX_BATCH, ChatRequest, CompletionRequest, EmbeddingRequest
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's, when a completion names no `max_tokens`; less where the context leaves less."""
@@ -51,6 +51,16 @@ class ParameterBuilder:
         self._priorities = priorities
         self._max_logprobs = max_logprobs
         self._encode = encode
+
+    def pooling(
+        self, body: EmbeddingRequest, prompts: Sequence[Sequence[int]], mode: Literal["last", "mean"]
+    ) -> list[SamplingParams]:
+        """For sequences of which only a vector is wanted. Raises `RequestError` and `ContextOverflow`."""
+        self._check_prompts(body, prompts, "input")
+        for prompt in prompts:
+            if len(prompt) >= self.max_model_len:
+                raise ContextOverflow(limit=self.max_model_len - 1, prompt=len(prompt), output=None, param="input")
+        return [SamplingParams(max_tokens=0, pooling=mode) for _ in prompts]
 
     def build(
         self,
@@ -140,7 +150,9 @@ class ParameterBuilder:
                 sequences.append(spaced)
         return tuple(sequences)
 
-    def truncated(self, body: ChatRequest | CompletionRequest, prompt: list[int], output: int | None) -> list[int]:
+    def truncated(
+        self, body: ChatRequest | CompletionRequest | EmbeddingRequest, prompt: list[int], output: int | None
+    ) -> list[int]:
         """The prompt's last `truncate_prompt_tokens`; with -1 as many as leave room for the output (one token if unsaid)."""
         keep = body.truncate_prompt_tokens
         if keep is None:
@@ -157,26 +169,29 @@ class ParameterBuilder:
         return seed % (1 << 64)
 
     def _check_shape(self, body: ChatRequest | CompletionRequest, prompts: Sequence[Sequence[int]]) -> None:
-        if len(prompts) > MAX_BATCH:
-            raise RequestError(f"prompt takes at most {MAX_BATCH} prompts, got {len(prompts)}.", param="prompt")
         if body.stream_options is not None and not body.stream:
             raise RequestError("stream_options is allowed only when stream is true.", param="stream_options")
         if body.stream_options is not None and body.stream_options.include_obfuscation:
             raise RequestError("stream_options.include_obfuscation is not supported.", param="stream_options")
+        self._check_prompts(body, prompts, "prompt")
+
+    def _check_prompts(
+        self, body: ChatRequest | CompletionRequest | EmbeddingRequest, prompts: Sequence[Sequence[int]], param: str
+    ) -> None:
+        if len(prompts) > MAX_BATCH:
+            raise RequestError(f"{param} takes at most {MAX_BATCH} prompts, got {len(prompts)}.", param=param)
         if body.priority != 0 and not self._priorities:
             raise RequestError("priority needs an engine started with --scheduling-policy priority.", param="priority")
         for index, prompt in enumerate(prompts):
             if not prompt:
-                where = f"prompt {index} of {len(prompts)}" if len(prompts) > 1 else "the prompt"
-                raise RequestError(f"{where} is empty: it must hold at least one token.", param="prompt")
-            self._check_ids(prompt)
+                where = f"{param} {index} of {len(prompts)}" if len(prompts) > 1 else f"the {param}"
+                raise RequestError(f"{where} is empty: it must hold at least one token.", param=param)
+            self._check_ids(prompt, param)
 
-    def _check_ids(self, prompt: Sequence[int]) -> None:
+    def _check_ids(self, prompt: Sequence[int], param: str) -> None:
         if not 0 <= min(prompt) <= max(prompt) < self.vocab_size:
             wrong = next(token for token in prompt if not 0 <= token < self.vocab_size)
-            raise RequestError(
-                f"token id {shown(wrong)} is out of vocabulary (0..{self.vocab_size - 1}).", param="prompt"
-            )
+            raise RequestError(f"token id {shown(wrong)} is out of vocabulary (0..{self.vocab_size - 1}).", param=param)
 
 
 def chat_output_tokens(body: ChatRequest) -> int | None:

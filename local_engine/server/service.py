@@ -8,7 +8,7 @@ import hmac
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,11 +17,12 @@ from ..chat_template import ChatTemplate
 from ..config import ServerConfig
 from ..errors import EngineDead, Overloaded, RequestError
 from ..generation import Generation, GenerationRequest, Usage
+from ..sampling_params import SamplingParams
 from ..tokenizer import Tokenizer
 from .http import HttpError
 from .reasoning import ReasoningParser
 from .replies import Reply
-from .requests import ChatRequest, CompletionRequest, NamedTool, TokenizeRequest
+from .requests import ChatRequest, CompletionRequest, EmbeddingRequest, NamedTool, TokenizeRequest
 from .sampling import DEFAULT_COMPLETION_TOKENS, ParameterBuilder, chat_output_tokens, completion_output_tokens
 from .structure import grammar_of
 from .tool_calls import ToolParser
@@ -42,6 +43,8 @@ class Service:
     settings: ServerConfig
     created_s: int
     version: str
+    pooling: Literal["last", "mean"] | None = None
+    """How an embedding comes of a prompt; None where the model makes none."""
     parameters: ParameterBuilder | None = None
 
     def core_is_ready(self) -> None:
@@ -68,13 +71,18 @@ class Service:
         return self.parameters
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name not in self.names:
+        if name is not None and name not in self.names and name not in self.adapters:
             raise HttpError(
                 404,
-                f"The model `{name}` does not exist; this engine serves {', '.join(self.names)}.",
+                f"The model `{name}` does not exist; this engine serves {', '.join((*self.names, *self.adapters))}.",
                 param="model",
                 code="model_not_found",
             )
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """The folder of each adapter, by the name that callers use for a model."""
+        return dict(self.engine.config.lora_modules)
 
     def check_key(self, headers: Mapping[bytes, bytes]) -> None:
         """Raises 401 when a key is configured and the caller's is another; compared in constant time."""
@@ -125,18 +133,37 @@ class Service:
             grammar=grammar,
             keep_special_tokens=auto and parser is not None and keeps_special_tokens(parser),
         )
-        return self._submit(body, request_id, [prompt], params)
+        return self._submit(body, request_id, [prompt], params, n=body.n)
 
     async def start_completion(self, body: CompletionRequest, request_id: str) -> Generation:
         builder = self.require_ready()
         self.check_model(body.model)
         wanted = completion_output_tokens(body)
-        prompts = [builder.truncated(body, prompt, wanted) for prompt in await self._prompts(body)]
+        found = await self._prompts(body.prompt, "prompt", special=body.add_special_tokens)
+        prompts = [builder.truncated(body, prompt, wanted) for prompt in found]
         grammar = await asyncio.to_thread(grammar_of, body)
         params = builder.build(
             body, prompts, wanted=wanted, param="prompt", unasked=DEFAULT_COMPLETION_TOKENS, grammar=grammar
         )
-        return self._submit(body, request_id, prompts, params)
+        return self._submit(body, request_id, prompts, params, n=body.n)
+
+    async def start_embedding(self, body: EmbeddingRequest, request_id: str) -> Generation:
+        builder = self.require_ready()
+        self.check_model(body.model)
+        if self.pooling is None:
+            raise RequestError(
+                f"{self.names[0]} is no embedding model (its folder has no 1_Pooling/config.json): serve one, or start the "
+                "engine with --convert embed to take the last token's vector.",
+                param="model",
+                code="unsupported",
+            )
+        if body.dimensions is not None:
+            raise RequestError(
+                "dimensions is not supported: vectors come whole.", param="dimensions", code="unsupported"
+            )
+        found = await self._prompts(body.input, "input", special=body.add_special_tokens)
+        prompts = [builder.truncated(body, prompt, 1) for prompt in found]
+        return self._submit(body, request_id, prompts, builder.pooling(body, prompts, self.pooling), n=1)
 
     def new_reply(self, body: ChatRequest) -> Reply:
         """The parsers of one choice's text. Reasoning is looked for where the answer is free text."""
@@ -173,30 +200,36 @@ class Service:
         return True
 
     def _submit(
-        self, body: ChatRequest | CompletionRequest, request_id: str, prompts: list[list[int]], params: Sequence[Any]
+        self,
+        body: ChatRequest | CompletionRequest | EmbeddingRequest,
+        request_id: str,
+        prompts: list[list[int]],
+        params: Sequence[SamplingParams],
+        *,
+        n: int,
     ) -> Generation:
         salt = hashlib.sha256(body.cache_salt.encode()).digest() if body.cache_salt else b""
-        return self.engine.submit(GenerationRequest(request_id, prompts, list(params), body.n, salt, body.priority))
+        adapter = body.model if body.model not in self.names else None
+        return self.engine.submit(GenerationRequest(request_id, prompts, list(params), n, salt, body.priority, adapter))
 
-    async def _prompts(self, body: CompletionRequest) -> list[list[int]]:
-        """The four forms of `prompt`: a text, texts, token ids, lists of token ids."""
-        given = body.prompt
+    async def _prompts(self, given: str | list[Any], param: str, *, special: bool) -> list[list[int]]:
+        """The four forms of a prompt: a text, texts, token ids, lists of token ids. `special`: with the special tokens."""
         if isinstance(given, str):
             given = [given]
         if not given:
-            raise RequestError("prompt must hold at least one token.", param="prompt")
+            raise RequestError(f"{param} must hold at least one token.", param=param)
         if _are_token_ids(given):
             return [given]
         prompts: list[list[int]] = []
         for item in given:
             if isinstance(item, str):
-                prompts.append(await self.encode(item, add_special_tokens=body.add_special_tokens))
+                prompts.append(await self.encode(item, add_special_tokens=special))
             elif isinstance(item, list) and _are_token_ids(item):
                 prompts.append(item)
             else:
                 raise RequestError(
-                    "prompt must be a string, a list of strings, a list of token ids or a list of lists of token ids.",
-                    param="prompt",
+                    f"{param} must be a string, a list of strings, a list of token ids or a list of lists of token ids.",
+                    param=param,
                 )
         return prompts
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from kernels.sampling import draw_reference
+from local_engine.adapters import Adapter
 from local_engine.batch import ScheduledSequence, StepOutput
 from local_engine.config import BLOCK_SIZE, EngineConfig
 from local_engine.drawing import draw_step
@@ -28,6 +29,7 @@ class DiceRunner:
     window: int | None = None
 
     def __init__(self, num_blocks: int, max_model_len: int) -> None:
+        self.adapters: dict[str, Adapter] = {}
         self.num_blocks, self.max_model_len = num_blocks, max_model_len
         self.steps = 0
         self._pages: list[list[int | None]] = [[None] * BLOCK_SIZE for _ in range(num_blocks)]

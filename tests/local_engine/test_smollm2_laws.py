@@ -32,6 +32,7 @@ class Window:
         self.vocab_size = runner.vocab_size
         self.max_model_len = num_blocks * 16
         self.window = None
+        self.adapters = runner.adapters
 
     def execute(self, batch: Sequence[ScheduledSequence]) -> StepOutput:
         return self._runner.execute(batch)

@@ -13,11 +13,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from local_engine.batch import ScheduledSequence, StepOutput
 from local_engine.config import BLOCK_SIZE, EngineConfig
+
+if TYPE_CHECKING:
+    from local_engine.adapters import Adapter
 
 VOCAB = 260
 END = 257
@@ -64,6 +68,7 @@ class TinyRunner:
         window: int | None = None,
     ) -> None:
         """`window`: it reads only so many of the last tokens, and the oracle is given no more of them."""
+        self.adapters: dict[str, Adapter] = {}
         self.num_blocks = num_blocks
         self.max_model_len = max_model_len
         self.computed_tokens = 0

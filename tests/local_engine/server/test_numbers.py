@@ -13,7 +13,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from local_engine.ranges import ITEM_RANGES, RANGES
-from local_engine.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from local_engine.server.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
 
 from .running import RunningEngine
 
@@ -22,6 +28,7 @@ COMPLETION = {"model": "tiny-model", "prompt": "hi", "max_tokens": 2}
 ROUTES: dict[str, tuple[type[msgspec.Struct], dict[str, object]]] = {
     "/v1/chat/completions": (ChatRequest, CHAT),
     "/v1/completions": (CompletionRequest, COMPLETION),
+    "/v1/embeddings": (EmbeddingRequest, {"model": "tiny-model", "input": "hi"}),
     "/tokenize": (TokenizeRequest, {"prompt": "hi"}),
     "/detokenize": (DetokenizeRequest, {"tokens": [104]}),
 }
