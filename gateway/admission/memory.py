@@ -249,7 +249,7 @@ class MemoryStore:
             available = charge.limit_nano - budget.spent - budget.reserved
             if own:
                 available += own.get((charge.budget_id, charge.window), 0)
-            if charge.amount_nano > available:
+            if charge.amount_nano > max(0, available):  # what is free has room beside any debt
                 counters = tuple([state.counters(now_us) for state in states])
                 blocked = Refused("budget", counters, 0, 0, charge.budget_id, available)
         return Unseeded(tuple(unseeded)) if unseeded else blocked

@@ -59,8 +59,8 @@ local function check_budgets(own)
       end
       while nano < 0 do units, nano = units - 1, nano + NANO end
       while nano >= NANO do units, nano = units + 1, nano - NANO end
-      local asked = CHARGES[at + 1]
-      if asked > units or (asked == units and CHARGES[at + 2] > nano) then
+      local asked, more = CHARGES[at + 1], CHARGES[at + 2] -- what is free has room beside any debt
+      if (asked > 0 or more > 0) and (asked > units or (asked == units and more > nano)) then
         blocked = { 'refused', SEQ, 'budget', all_counters(), 0, 0, CHARGES[at], units, nano }
       end
     end

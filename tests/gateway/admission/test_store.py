@@ -324,3 +324,13 @@ async def test_a_clock_that_steps_back_neither_opens_nor_shuts_a_window_for_long
     assert isinstance(await store.admit(claim(requests=1)), Refused)
     clock.advance(-3600)
     granted(await store.admit(claim(requests=1)))
+
+
+async def test_what_costs_nothing_has_room_beside_any_debt(store: LimitStore) -> None:
+    """An answer out of the cache, or a model priced zero on purpose, is nobody's to refuse; a nano is."""
+    await seeded(store, 1, spent=1_000)
+    granted(await store.admit(free := claim(charge(0, 900))))
+    assert refused(await store.admit(claim(charge(1, 900)))).available_nano == -100
+    assert await store.settle(free, 0, {})
+    granted(await store.admit(claim(charge(0, 0))))
+    assert refused(await store.admit(claim(charge(0, 900), requests=0))).by == "requests"

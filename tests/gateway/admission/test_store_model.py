@@ -95,7 +95,7 @@ class Oracle:
             own = self.leases[without].claim.charges if without else ()
             back = sum(each.amount_nano for each in own if each.budget_id == charge.budget_id)
             taken = self.spent(charge.budget_id) + self.reserved(charge.budget_id) - back
-            if charge.hard and taken + charge.amount_nano > charge.limit_nano:
+            if charge.hard and charge.amount_nano and taken + charge.amount_nano > charge.limit_nano:
                 return "budget"
         if without:
             return None
@@ -164,7 +164,7 @@ class StoreMachine(RuleBasedStateMachine):
         target=claims,
         key=st.sampled_from(sorted(LIMITS)),
         tokens=st.integers(0, 150),
-        first=NANO,
+        first=st.one_of(st.just(0), NANO),
         second=st.one_of(st.none(), NANO),
         hard=st.booleans(),
         ttl_s=st.sampled_from([20, 60, 300]),
