@@ -18,7 +18,7 @@ from gateway.access.keys import new_key, random_id
 from gateway.access.repository import KeyPolicy, KeyRow
 from gateway.admin.failures import conflict, invalid, missing
 from gateway.admin.paging import DEFAULT_LIMIT, Cursor, IdText, Limit, RowId, cut, decode_cursor
-from gateway.admin.services import CatalogWrite, Editable, Injected
+from gateway.admin.services import CatalogWrite, Editable, Injected, Rooms
 from gateway.admin.texts import Moment, Text, moment, moment_us
 from gateway.admission.limits import MAX_LIMIT, Limits
 
@@ -92,6 +92,8 @@ class NewKeyView(KeyView, frozen=True, kw_only=True):
     key: str
     """The whole key. It is not stored and cannot be shown again."""
     former_works_until: str | None = None
+    warnings: tuple[str, ...] = ()
+    """What may be a slip: nothing was refused."""
 
 
 class KeyPage(Struct, frozen=True):
@@ -115,7 +117,7 @@ class KeysController(Controller):
             )
             await repository.insert_key(write.connection, row, new)
             rooms.done(KeyView(**_fields(row)), shown_once=True)
-        return NewKeyView(**_fields(row), key=new.secret.reveal())
+        return NewKeyView(**_fields(row), key=new.secret.reveal(), warnings=tuple(_warnings(policy, rooms)))
 
     @get(summary="List keys, oldest first")
     async def index(
@@ -249,3 +251,14 @@ def _fields(row: KeyRow) -> dict[str, Any]:
         "revoked_at": moment(row.revoked_at_us),
         "created_at": moment(row.created_at_us),
     }
+
+
+def _warnings(policy: KeyPolicy, rooms: Rooms) -> list[str]:
+    """A model that is not configured can be called by nobody: it may be misspelt, or come later."""
+    known = [each.name for each in rooms.services.router.models()]
+    return [
+        f"{field}: no model {name!r} is configured; there is {', '.join(known) or 'none'}"
+        for field, names in (("models", policy.models or ()), ("model_limits", policy.model_limits))
+        for name in names
+        if name not in known
+    ]

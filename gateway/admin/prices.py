@@ -87,17 +87,16 @@ class PricesController(Controller):
 
 def _warnings(row: PriceRow, rooms: Rooms) -> list[str]:
     """A price that no configured route asks for prices nothing: its provider or its model may be misspelt."""
-    settings = rooms.services.settings
-    lists = {settings.price_list(name): name for name in settings.providers}
-    routes = [route for model in settings.models for route in model.routes]
+    lists = sorted({each.price_list for each in rooms.services.router.providers.values()})
     if row.price_list not in lists:
-        known = ", ".join(sorted(lists)) or "none"
+        known = ", ".join(lists) or "none"
         if any(each.sell_list == row.price_list for each in rooms.services.catalog.snapshot.books.sell.rows):
             return []
         return [
             f"provider: no provider is priced by the list {row.price_list!r} (configured: {known}), and no team buys on it"
         ]
-    models = sorted({each.model for each in routes if settings.price_list(each.provider) == row.price_list})
+    routes = [route for model in rooms.services.router.models() for route in model.routes]
+    models = sorted({route.model for route in routes if route.price_list == row.price_list})
     if row.model not in models:
         return [
             f"model: no route of the list {row.price_list!r} asks for {row.model!r}; its models: {', '.join(models) or 'none'}"

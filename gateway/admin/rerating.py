@@ -84,10 +84,5 @@ def _range(data: AskRerating) -> RerateRange:
 
 def price_lists(rooms: Rooms) -> Callable[[str], str]:
     """The price list of a provider as it is configured now; its own name when it is not configured any more."""
-    providers = rooms.services.settings.providers
-
-    def of(provider: str) -> str:
-        known = providers.get(provider)
-        return provider if known is None else known.price_as or provider
-
-    return of
+    providers = rooms.services.router.providers
+    return lambda provider: providers[provider].price_list if provider in providers else provider

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from litestar import Controller, get, post
@@ -19,9 +20,9 @@ from billing.times import DAY_US, QUARTER_US, format_time, now_us, parse_time, q
 from billing.what_if import Alternative, OtherRoute, OtherTerms, what_if
 from gateway.admin.failures import invalid
 from gateway.admin.price_bodies import PostPrice, draft_of
+from gateway.admin.rerating import price_lists
 from gateway.admin.services import Injected, Rooms
 from gateway.admin.texts import Currency, Decimal, Moment, Text, moment_us
-from gateway.settings import Settings
 
 
 class WhatIfTerms(Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +78,7 @@ class WhatIfController(Controller):
         async with rooms.read() as connection:
             if data.draft_id is not None:
                 prices += (await get_draft(connection, data.draft_id)).rows
-            alternative = _alternative(data, tuple(prices), rooms.services.settings)
+            alternative = _alternative(data, tuple(prices), price_lists(rooms))
             found = await what_if(connection, alternative, start_us, end_us, team_id=data.team_id, model=data.model)
         return WhatIfAnswer(format_time(start_us), format_time(end_us), found)
 
@@ -114,19 +115,15 @@ class BreakEvenController(Controller):
             )
 
 
-def _alternative(data: AskWhatIf, prices: tuple[PriceDraft, ...], settings: Settings) -> Alternative:
+def _alternative(data: AskWhatIf, prices: tuple[PriceDraft, ...], price_list_of: Callable[[str], str]) -> Alternative:
     terms, route = data.terms, data.route
     return Alternative(
         version=data.version,
         priced_at_us=moment_us(data.priced_at, "priced_at"),
         prices=prices,
         terms=None if terms is None else OtherTerms(terms.policy, terms.base, terms.quote, terms.rate, terms.bps),
-        route=None if route is None else OtherRoute(route.provider, _price_list(settings, route.provider), route.model),
+        route=None if route is None else OtherRoute(route.provider, price_list_of(route.provider), route.model),
     )
-
-
-def _price_list(settings: Settings, provider: str) -> str:
-    return settings.price_list(provider) if provider in settings.providers else provider
 
 
 def _cost_per_hour(rooms: Rooms, provider: str, amount: str | None, currency: str | None) -> Money:
@@ -135,7 +132,7 @@ def _cost_per_hour(rooms: Rooms, provider: str, amount: str | None, currency: st
         raise invalid("currency: cost_per_hour and currency go together", "currency")
     if amount is not None and currency is not None:
         return Money(check_currency(currency, "currency"), parse_field(amount, NANO, "cost_per_hour"))
-    settings = rooms.services.settings
-    known = settings.providers.get(provider)
-    configured = None if known is None else known.hourly_cost()
-    return configured or hourly_price(rooms.services.catalog.snapshot.books, _price_list(settings, provider), now_us())
+    known = rooms.services.router.providers.get(provider)
+    if known is not None and known.cost_per_hour is not None:
+        return known.cost_per_hour
+    return hourly_price(rooms.services.catalog.snapshot.books, price_lists(rooms)(provider), now_us())

@@ -115,7 +115,10 @@ def key_create(
         tags=tags(tag_pairs),
     )
     with AdminClient(url) as client:
-        print_object(client.post("/keys", body), as_json)
+        answer = client.post("/keys", body)
+    print_object(answer if as_json else {name: answer[name] for name in answer if name != "warnings"}, as_json)
+    for warning in answer["warnings"]:
+        click.echo(f"warning: {warning}", err=True)
 
 
 @key.command("list")

@@ -1,4 +1,4 @@
-"""A price that was published wrong can be superseded from its own moment on: a later version of the book may have that key again."""
+"""A price that was published wrong can be superseded: a later version of the book may have its key and moment again."""
 
 from __future__ import annotations
 

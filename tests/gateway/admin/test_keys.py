@@ -44,6 +44,7 @@ async def test_a_key_is_created_shown_once_and_works_at_once(gateway: Gateway, o
     assert dict(identity.tags) == {"project": "búsqueda"}
     shown = await operator.get(f"/keys/{created['id']}")
     created.pop("former_works_until")
+    assert created.pop("warnings") == []
     assert shown == created
     assert shown["limits"] == {"requests_per_minute": 60, "tokens_per_minute": 100000, "max_parallel": 8}
     assert key not in str(await operator.get("/keys"))
@@ -187,3 +188,14 @@ async def test_an_unknown_key_is_a_404(operator: Operator) -> None:
     ):
         answer = await operator.ask(method, path, None if method == "GET" else {}, status=404)
         assert answer["error"]["message"] == "There is no key key_x."
+
+
+async def test_a_key_for_a_model_that_nobody_serves_is_made_with_a_warning(operator: Operator) -> None:
+    team = await operator.team()
+    body = {"team_id": team, "name": "ci", "models": ["deepseek-chat", "deepsek-chat"]}
+    created = await operator.post("/keys", {**body, "model_limits": {"gpt": {"max_parallel": 1}}})
+    assert created["warnings"] == [
+        "models: no model 'deepsek-chat' is configured; there is deepseek-chat",
+        "model_limits: no model 'gpt' is configured; there is deepseek-chat",
+    ]
+    assert (await operator.post("/keys", {"team_id": team, "name": "any"}))["warnings"] == []
