@@ -42,6 +42,11 @@ def _serial() -> Column[int]:
     return Column("id", Int64, Identity(always=False), primary_key=True)
 
 
+def _one_of(name: str, *values: str) -> str:
+    """Compared one by one: for IN, SQLite would build a table of the values at every row."""
+    return " OR ".join(f"{name} = '{value}'" for value in values)
+
+
 catalog_version = Table(
     "catalog_version",
     metadata,
@@ -236,8 +241,8 @@ usage = Table(
     Column("ttft_us", Int64),
     Column("error", Text),
     _count("recorded_at_us"),
-    CheckConstraint("kind IN ('usage', 'reversal', 'correction')", name="kind"),
-    CheckConstraint("status IN ('completed', 'incomplete', 'cancelled', 'failed', 'lost')", name="status"),
+    CheckConstraint(_one_of("kind", "usage", "reversal", "correction"), name="kind"),
+    CheckConstraint(_one_of("status", "completed", "incomplete", "cancelled", "failed", "lost"), name="status"),
     Index("ix_usage_team", "team_id", "id"),
     Index("ix_usage_key", "key_id", "id"),
     Index("ix_usage_overflow", "team_id", "id", sqlite_where=text(OVERFLOWED), postgresql_where=text(OVERFLOWED)),
