@@ -38,6 +38,14 @@ _USER = re.compile(rb'"user" *: *"([^"\\]*)"')
 _INLINE = re.compile(rb"\[\[([^\"\]\\]*)\]\]")
 _SCRIPT = re.compile(rb"x-script: *([^\r]*)\r", re.IGNORECASE)
 _REQUEST_ID = re.compile(rb"x-request-id: *([^\r]*)\r", re.IGNORECASE)
+MEDIA = (
+    "/audio/speech",
+    "/audio/transcriptions",
+    "/audio/translations",
+    "/images/generations",
+    "/rerank",
+    "/moderations",
+)
 NEWLINES = {"lf": b"\n", "crlf": b"\r\n", "cr": b"\r"}
 
 
@@ -268,6 +276,8 @@ class Connection(asyncio.Protocol):
             self.reply(200, b"{}")
         elif path.endswith("/embeddings"):
             self.embed(path, head, body)
+        elif path.endswith(MEDIA):
+            self.media(path, head, body)
         elif path.endswith("/tokenize"):
             self.book.entries.append(Entry(path, {}, json.loads(body)))
             self.reply(200, b'{"count":17,"max_model_len":100,"tokens":[]}')
@@ -289,6 +299,44 @@ class Connection(asyncio.Protocol):
         data = [{"object": "embedding", "index": index, "embedding": values} for index in range(len(texts))]
         usage = {"prompt_tokens": 8, "total_tokens": 8}
         answer = {"object": "list", "data": data, "model": parsed["model"], "usage": usage}
+        self.reply(200, json.dumps(answer).encode())
+
+    def media(self, path: str, head: bytes, body: bytes) -> None:
+        """Sound, pictures, rankings: of a form the book keeps the bytes. `seconds=1` reports a duration, `bare=1` no usage."""
+        found = _INLINE.search(body)
+        script = Script.parse(found[1].decode() if found else "")
+        lines = (line.partition(":") for line in head.decode("latin-1").split("\r\n")[1:])
+        headers = {name.lower(): value.strip() for name, _, value in lines if name}
+        text = body.decode("latin-1")
+        self.book.entries.append(Entry(path, headers, json.loads(body) if body[:1] == b"{" else text, ended="finished"))
+        if "status" in script.values:
+            self.refuse(script)
+            return
+        if path.endswith("/audio/speech"):
+            self.reply(200, b"ID3\x00\xff sound", content_type="audio/mpeg")
+            return
+        if script.number("plain"):
+            self.reply(200, b"1\n00:00 --> 00:01\nfoxes\n", content_type="text/plain; charset=utf-8")
+            return
+        usage: dict[str, Any] = {"input_tokens": 14, "output_tokens": 5, "total_tokens": 19}
+        usage["input_token_details"] = {"text_tokens": 4, "audio_tokens": 10}
+        answer: dict[str, Any] = {"text": "foxes"}
+        if path.endswith("/images/generations"):
+            usage = {
+                "input_tokens": 9,
+                "output_tokens": 500,
+                "input_tokens_details": {"text_tokens": 9, "image_tokens": 0},
+            }
+            answer = {"created": 1, "data": [{"b64_json": "AAAA"}] * 2}
+        elif path.endswith("/rerank"):
+            usage = {"total_tokens": 33}
+            answer = {"model": "m", "results": [{"index": 0, "relevance_score": 0.5}]}
+        elif path.endswith("/moderations"):
+            answer = {"id": "modr-1", "model": "m", "results": [{"flagged": False}]}
+        if script.number("seconds"):
+            usage = {"type": "duration", "seconds": 2.5}
+        if not script.number("bare") and not path.endswith("/moderations"):
+            answer["usage"] = usage
         self.reply(200, json.dumps(answer).encode())
 
     async def complete(self, path: str, head: bytes, body: bytes) -> None:
@@ -425,9 +473,9 @@ class Connection(asyncio.Protocol):
                 await asyncio.sleep(0)
         out.clear()
 
-    def reply(self, status: int, body: bytes, extra: str = "") -> None:
+    def reply(self, status: int, body: bytes, extra: str = "", content_type: str = "application/json") -> None:
         assert self.transport is not None
-        head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n{extra}content-length: {len(body)}\r\n\r\n"
+        head = f"HTTP/1.1 {status} X\r\ncontent-type: {content_type}\r\n{extra}content-length: {len(body)}\r\n\r\n"
         self.transport.write(head.encode("latin-1") + body)
 
 

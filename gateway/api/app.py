@@ -24,6 +24,7 @@ from gateway.api.embeddings import Embeddings
 from gateway.api.exchange import Exchange
 from gateway.api.health import Health
 from gateway.api.lookups import KeyLookup, ModelLookup
+from gateway.api.media import MEDIA
 from gateway.api.messages import CountTokens, Messages
 from gateway.api.responses import Responses
 from gateway.api.surface import Surface
@@ -43,8 +44,12 @@ SURFACES: Final[dict[str, Surface]] = {
     "/v1/messages": Messages(),
     "/v1/messages/count_tokens": CountTokens(),
     "/v1/responses": Responses(),
+    **{f"/v1{each.path}": each for each in MEDIA},
 }
 """Every route that can cost money, with its surface. All of them run as an `Exchange`: there is no other way in."""
+
+ALIASES: Final[dict[str, Surface]] = {path.removeprefix("/v1"): surface for path, surface in SURFACES.items()}
+"""The same without the version, as clients call it that were told a base URL without one."""
 
 OPERATORS: Final = ("/admin", "/dashboard", "/schema", "/v1/organization/")
 
@@ -57,7 +62,7 @@ class Gateway:
         self._operators = None if part == "callers" else _operators(services)
         self._callers = part != "operators"
         health = Health(services)
-        self._posts: dict[str, Surface] = SURFACES if self._callers else {}
+        self._posts: dict[str, Surface] = {**SURFACES, **ALIASES} if self._callers else {}
         self._gets: dict[str, Endpoint] = {
             "/health": health.live,
             "/health/live": health.live,
@@ -67,7 +72,7 @@ class Gateway:
             self._gets["/metrics"] = health.metrics
         self._models = ModelLookup(services)
         if self._callers:
-            self._gets["/v1/models"] = self._models.every
+            self._gets["/v1/models"] = self._gets["/models"] = self._models.every
             self._gets["/v1/key"] = KeyLookup(services).show
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,7 +89,7 @@ class Gateway:
     async def _look_up(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         method: str = scope["method"]
         endpoint = self._gets.get(path)
-        if endpoint is None and self._callers and path.startswith("/v1/models/"):
+        if endpoint is None and self._callers and path.startswith(("/v1/models/", "/models/")):
             endpoint = self._models.one
         if endpoint is not None and method in ("GET", "HEAD"):
             await endpoint(scope, receive, send)

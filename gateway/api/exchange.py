@@ -369,7 +369,8 @@ class Exchange:
     async def _send_answer(self, route: Route, answer: Answer) -> None:
         cost = self._account.cost()
         priced = b"" if cost is None else b"x-metergate-cost: %b\r\n" % cost.encode()
-        await self._caller.answer(200, self._answer_lines(route) + JSON_LINE + priced, answer.body)
+        kind = JSON_LINE if answer.content_type is None else b"content-type: %b\r\n" % answer.content_type.encode()
+        await self._caller.answer(200, self._answer_lines(route) + kind + priced, answer.body)
 
     # ---- other endings ----
 

@@ -99,7 +99,7 @@ class ModelLookup(_Lookup):
         await self._answer(send, ModelPage(models))
 
     async def one(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name = unquote(scope["path"].removeprefix("/v1/models/"))
+        name = unquote(scope["path"].removeprefix("/v1").removeprefix("/models/"))
         try:
             identity = self._identify(scope)
             model = self._services.router.find(name)

@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from gateway.upstream.wire import Transport
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A multipart body around the name of its model, byte for byte as it came."""
+
+    content_type: str
+    before: bytes
+    after: bytes
+
+
 @dataclass(slots=True)
 class Call:
     """One caller's request, parsed once. `fields` are the raw JSON values by name; unknown ones pass through untouched."""
@@ -34,6 +43,7 @@ class Call:
     input_tokens: int  # estimate, erring upward
     generated: int = 0  # choices that the provider generates (`best_of`); 0 means `choices`
     speaks: bool = True  # whether the answer has output, so that a cap has a meaning
+    form: Form | None = None  # a multipart body, in whose place `fields` are only looked at
     told: int = 0  # events of the answer so far, where the caller's dialect numbers them
     dialect: str = "openai"  # what `fields` are written in
     over: Callable[[Adapter], Adapter] | None = None  # how a provider's adapter is made to speak it; None: as it is
@@ -60,6 +70,7 @@ class Answer:
     usage: Usage | None
     service_tier: str
     output_bytes: int
+    content_type: str | None = None  # where it is no JSON
 
 
 def delivered(call: Call, body: bytes, usage: Usage | None) -> int:

@@ -44,6 +44,7 @@ models:
   - {{name: far, routes: [{{provider: spare, model: spare-m}}]}}
   - {{name: gone, routes: [{{provider: dead, model: x}}]}}
   - {{name: engine, routes: [{{provider: motor, model: motor-m}}]}}
+  - {{name: media, routes: [{{provider: up, model: up-media}}]}}
   - {{name: unpriced, routes: [{{provider: up, model: nobody-knows}}]}}
 """
 
@@ -243,6 +244,10 @@ async def _provision(folder: Path) -> Provisioned:
             for token_class, amount in (("input", "0.28"), ("cache_read", "0.028"), ("output", "0.42")):
                 price = {"provider": provider, "model": model, "token_class": token_class, "currency": "USD"}
                 await gateway.admin("/prices", {**price, "amount_per_mtok": amount, "effective_from": since})
+        media = {"input": "0.28", "output": "0.42", "audio_input": "1", "image_output": "40"}
+        for token_class, amount in media.items():
+            price = {"provider": "up", "model": "up-media", "token_class": token_class, "currency": "USD"}
+            await gateway.admin("/prices", {**price, "amount_per_mtok": amount, "effective_from": since})
         key = await gateway.admin("/keys", {"team_id": team["id"], "name": "tests"})
     return Provisioned(database, team["id"], key["id"], key["key"])
 
