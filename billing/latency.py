@@ -40,7 +40,7 @@ async def latency(
     """Over start (inside) to end (outside), both on a quarter-hour; of one team or of all."""
     where = {} if team_id is None else {"team_id": team_id}
     rows = await rollup_sums(connection, [(start_us, end_us)], LATENCY_COLUMNS, where=where)
-    counts = [sum(int(getattr(row, name)) for row in rows) for name in LATENCY_COLUMNS]
+    counts = [sum(row.sums[at] for row in rows) for at in range(len(LATENCY_COLUMNS))]
     total = sum(counts)
     within = {each: _bound(counts, total, each) for each in percentiles} if total else {}
     columns = tables.usage.c
