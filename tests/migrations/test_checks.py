@@ -34,7 +34,7 @@ async def test_what_a_usage_row_may_be_is_checked_by_the_database(database: Asyn
 
 
 async def _refuses(engine: AsyncEngine) -> None:
-    for change in ({"status": "paid"}, {"status": ""}, {"status": "completed' OR '1"}):
+    for status in ("paid", "", "completed' OR '1"):
         with pytest.raises(DBAPIError, match="ck_usage_status"):
             async with engine.begin() as connection:
-                await record(connection, [rated_record(Usage(output=5), **change)])
+                await record(connection, [rated_record(Usage(output=5), status=status)])
