@@ -22,7 +22,9 @@ from sqlalchemy import make_url
 from billing.database import open_database, reading
 from gateway import database
 from gateway.metering.dead_letters import unresolved
+from gateway.metering.inspect import state, trouble
 from gateway.metering.reconcile import LOOK_BACK_HOURS, look
+from gateway.metering.segments import process_folders
 from gateway.routing.provider import Provider
 from gateway.serve.engines import bundled
 from gateway.serve.errors import StartError
@@ -62,7 +64,7 @@ def fail(name: str, detail: str, remedy: str) -> Check:
 
 async def examine(settings: Settings) -> list[Check]:
     """All checks, in the order a person would want to read them. Never raises: a check that breaks is a finding."""
-    checks = [_python(), _configuration(settings), _home(settings.home)]
+    checks = [_python(), _configuration(settings), _home(settings.home), journal(settings.home / "journal")]
     checks.append(await _guarded("database", lambda: _database(settings)))
     if checks[-1].health is Health.OK:
         checks.append(await _guarded("books", lambda: _books(settings)))
@@ -119,6 +121,28 @@ def _home(home: Path) -> Check:
     if free < 1 << 30:
         return warn("home", detail, "the journal refuses requests when the disk is full; free some in time")
     return ok("home", detail)
+
+
+def journal(folder: Path) -> Check:
+    """What dead processes left and nobody can ship: hard budgets and prepaid wallets answer 503 while there is any."""
+    found = {each: state(each) for each in process_folders(folder)}
+    names = {
+        kind: [each.name for each, its in found.items() if its == kind] for kind in ("unreadable", "given-up", "orphan")
+    }
+    if unreadable := names["unreadable"]:
+        return fail(
+            "journal",
+            f"{unreadable[0]} cannot be read ({trouble(folder / unreadable[0])}); budgets and prepaid wallets wait for it",
+            "put right what it says, or run the release that wrote it; where it is lost, `metergate journal give-up "
+            f"{unreadable[0]}`",
+        )
+    if given_up := names["given-up"]:
+        return warn(
+            "journal",
+            f"{len(given_up)} given up, {given_up[0]} among them: what it holds is not in the books",
+            "`metergate journal give-up --undo` once it can be read",
+        )
+    return ok("journal", f"{len(found)} under {folder}, {len(names['orphan'])} of them wait for a gateway's start")
 
 
 async def _database(settings: Settings) -> Check:

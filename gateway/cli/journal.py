@@ -1,4 +1,4 @@
-"""`metergate journal ls|show|replay`: the journal as it lies on the disk. Works beside a running gateway and without one."""
+"""`metergate journal ls|show|replay|give-up`: the journal as it lies on the disk, a gateway running or not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from gateway.cli.db import config_option
 from gateway.cli.errors import CliError
 from gateway.cli.output import json_option, print_object, print_rows
-from gateway.metering import inspect
+from gateway.metering import inspect, segments
 from gateway.metering.segments import process_folders
 from gateway.metering.shipper import Outage
 from gateway.metrics import Metrics
@@ -24,7 +24,7 @@ LIST_COLUMNS = ("process", "state", "segments", "unfinished", "unshipped_bytes",
 
 @click.group()
 def journal() -> None:
-    """Look into the journal, or ship it again."""
+    """Look into the journal, ship it again, or give up what cannot be read."""
 
 
 @journal.command()
@@ -54,6 +54,31 @@ def show(process: str | None, request_id: UUID | None, config: Path | None) -> N
                 name: msgspec.to_builtins(getattr(shown.record, name)) for name in names if name != "request_id"
             }
         click.echo(json.dumps(fields, ensure_ascii=False))
+
+
+@journal.command("give-up")
+@click.argument("process")
+@click.option("--undo", is_flag=True, help="It can be read after all: have it shipped.")
+@config_option
+def give_up(process: str, undo: bool, config: Path | None) -> None:
+    """Have nothing wait any longer for a journal that cannot be read. What it holds does not come into the books."""
+    folder = _journal(config, process) / process
+    if undo:
+        segments.take_back(folder)
+        click.echo(f"{process} is taken over again by the next gateway, or by a running one within seconds")
+        return
+    why = inspect.trouble(folder)
+    if not why:
+        raise CliError(f"{process} can be read: start a gateway over it, and it is shipped")
+    try:
+        segments.give_up(folder)
+    except OSError as error:
+        raise CliError(f"{folder.parent} cannot be written: {error}") from error
+    click.echo(
+        f"{process} is given up ({why}); budgets no longer wait for it.\n"
+        f"Keep {folder}: with --undo it is shipped once it can be read.\n"
+        "A statement that it may belong to names it: `metergate statement issue … --without-journal`"
+    )
 
 
 @journal.command()

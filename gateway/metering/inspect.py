@@ -12,11 +12,12 @@ from uuid import UUID
 
 import msgspec
 
+from gateway.metering.errors import SegmentError
 from gateway.metering.pairing import Paired, Pairing, Stray
 from gateway.metering.position import read_position
 from gateway.metering.reader import START, Gap, JournalReader, Located, Place
 from gateway.metering.records import AttemptOpened, Record
-from gateway.metering.segments import process_folders, segment_numbers, segment_path, try_lock
+from gateway.metering.segments import is_given_up, process_folders, segment_numbers, segment_path, try_lock
 from gateway.metering.shipper import Shipped, Shipper
 from gateway.metering.source import unshipped_bytes
 from gateway.metrics import Metrics
@@ -34,7 +35,8 @@ class SegmentInfo(msgspec.Struct, frozen=True):
 
 
 class JournalInfo(msgspec.Struct, frozen=True):
-    """One process's journal. `state` is `live`, `orphan` (waits for adoption) or `shipped` (kept for `retain_hours`)."""
+    """One process's journal. `state` is `live` (or being shipped), `orphan` (waits for adoption), `shipped` (kept for
+    `retain_hours`), `unreadable` (`trouble` says why; budgets wait for it) or `given-up`."""
 
     process: str
     state: str
@@ -43,6 +45,7 @@ class JournalInfo(msgspec.Struct, frozen=True):
     unshipped_bytes: int
     torn_bytes: int
     damaged_bytes: int
+    trouble: str = ""
 
 
 class ShownRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -149,32 +152,70 @@ async def _replay_one(folder: Path, shipper: Shipper, total: Shipped, *, dead: b
     return unpaired
 
 
-def _info(folder: Path) -> JournalInfo:
-    position = read_position(folder)
-    place = Place(position.segment, position.offset)
-    records, gaps, unfinished, end = _read_all(folder)
-    state = "shipped" if position.complete_us is not None else "live"
-    if state == "live":
+def trouble(folder: Path) -> str:
+    """Why the rest of this journal can never be shipped as it lies there; empty when it can, or is."""
+    try:
+        position = read_position(folder)
+        if position.complete_us is not None:
+            return ""
         lock = try_lock(folder)
         if lock is not None:
             lock.release()
-            state = "orphan"
+        reader = JournalReader(folder, Place(position.segment, position.offset))
+        try:
+            while reader.read(_READ, dead=lock is not None):
+                pass
+        finally:
+            reader.close()
+    except (SegmentError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def state(folder: Path) -> str:
+    """See `JournalInfo`."""
+    if is_given_up(folder):
+        return "given-up"
+    if trouble(folder):
+        return "unreadable"
+    if read_position(folder).complete_us is not None:
+        return "shipped"
+    lock = try_lock(folder)
+    if lock is None:
+        return "live"
+    lock.release()
+    return "orphan"
+
+
+def _info(folder: Path) -> JournalInfo:
+    found, why = state(folder), trouble(folder)
+    try:
+        return _read_info(folder, found, why)
+    except (SegmentError, OSError) as error:
+        return JournalInfo(folder.name, found, [], 0, 0, 0, 0, why or str(error))
+
+
+def _read_info(folder: Path, found: str, why: str) -> JournalInfo:
+    position = read_position(folder)
+    place = Place(position.segment, position.offset)
+    records, gaps, unfinished, end = _read_all(folder)
     return JournalInfo(
         process=folder.name,
-        state=state,
+        state=found,
         segments=[
             SegmentInfo(
                 number=number,
                 bytes_on_disk=segment_path(folder, number).stat().st_size,
                 records=records.get(number, 0),
-                shipped=number < place.segment or state == "shipped",
+                shipped=number < place.segment or found == "shipped",
             )
             for number in segment_numbers(folder)
         ],
         unfinished=unfinished,
-        unshipped_bytes=0 if state == "shipped" else unshipped_bytes(folder, place, end),
+        unshipped_bytes=0 if found == "shipped" else unshipped_bytes(folder, place, end),
         torn_bytes=sum(gap.length for gap in gaps if gap.torn),
         damaged_bytes=sum(gap.length for gap in gaps if not gap.torn),
+        trouble=why,
     )
 
 

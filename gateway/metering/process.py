@@ -21,7 +21,7 @@ from gateway.metering.journal import Journal
 from gateway.metering.link import Ask, Finish, Job, Link, News, gateway_end
 from gateway.metering.position import read_position
 from gateway.metering.progress import Progress
-from gateway.metering.segments import process_folders
+from gateway.metering.segments import is_given_up, process_folders
 from gateway.metrics_sum import MetricsSum
 from gateway.settings import JournalSettings
 from gateway.telemetry.target import Target
@@ -180,4 +180,5 @@ class RecorderProcess:
 
 def _others_left(root: Path, own: Path) -> bool:
     """Whether any other process's journal is not shipped to its end. Its owner may live; the recorder finds out."""
-    return any(folder != own and read_position(folder).complete_us is None for folder in process_folders(root))
+    others = [folder for folder in process_folders(root) if folder != own and not is_given_up(folder)]
+    return any(read_position(folder).complete_us is None for folder in others)

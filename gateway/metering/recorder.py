@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from gateway.metering.adoption import REMEDY, Adoption
 from gateway.metering.errors import SegmentError
-from gateway.metering.position import read_position
 from gateway.metering.progress import Progress
 from gateway.metering.reader import Place
 from gateway.metering.segments import process_folders, try_lock
@@ -75,8 +75,7 @@ class Recorder:
         self._housekeeping_s = housekeeping_s
         self._timeout_s = timeout_s
         self._own = None if own is None else Source(own, lock=None)
-        self._adopted: dict[str, Source] = {}
-        self._looked = False
+        self._adoption = Adoption(folder, own, metrics)
         self._watermarks = Watermarks(folder)
         self._finishing = False
         self._asked_at_s = self._finish_by_s = self._room_at_s = 0.0
@@ -124,20 +123,20 @@ class Recorder:
             return self._caught_up()
         finally:
             await shipper.close()
-            for source in [*self._adopted.values(), *([self._own] if self._own else [])]:
+            for source in [*self._adoption.sources.values(), *([self._own] if self._own else [])]:
                 self._leave(source)
 
     def _caught_up(self) -> bool:
         own = self._own
         if own is None:
-            return not self._adopted
+            return not self._adoption.sources
         # Once the journal is stopped, its unfinished attempts have to become lost rows too.
         return own.done if own.dead else self._at_end and self._current_at_s >= self._asked_at_s
 
     async def _tell(self, shipper: Shipper) -> None:
         """How far the journals are, for whoever closes a month. Not told now is told later, or by whoever comes next."""
         try:
-            marks = self._watermarks.collect(self._own, self._current_us, list(self._adopted.values()))
+            marks = self._watermarks.collect(self._own, self._current_us, list(self._adoption.sources.values()))
             if marks:
                 await shipper.tell(marks)
             self._watermarks.tell(marks)
@@ -166,17 +165,14 @@ class Recorder:
                 self._at_end = False
             elif not own.failures:  # what was there when the look began is committed
                 self._at_end, self._current_at_s, self._current_us = True, began_s, began_us
-        for source in list(self._adopted.values()):
+        for source in list(self._adoption.sources.values()):
             more = await self._advance(source, shipper) or more
             if source.done:
-                source.store()
                 self._leave(source)
-                del self._adopted[source.name]
+                del self._adoption.sources[source.name]
                 log.info("journal %s: shipped to its end", source.name)
         place = Place(0, 0) if own is None else own.committed
-        self._tell_progress(
-            Progress(not self._looked or bool(self._adopted), place.segment, place.offset, self._current_at_s)
-        )
+        self._tell_progress(Progress(self._adoption.waiting, place.segment, place.offset, self._current_at_s))
         return more
 
     async def _advance(self, source: Source, shipper: Shipper) -> bool:
@@ -195,7 +191,7 @@ class Recorder:
             self._retry_later(source, outage.verdict.value, str(outage))
             return False
         except (SegmentError, OSError) as error:
-            self._retry_later(source, "journal", str(error))
+            self._retry_later(source, "journal", f"{error}; {REMEDY}" if source.dead else str(error))
             return False
         self._shipped += shipped.inserted
         if shipped.duplicates:
@@ -231,34 +227,18 @@ class Recorder:
 
     def _housekeep(self) -> None:
         try:
-            self._adopt()
+            for source in self._adoption.look():
+                log.warning("journal %s is given up: what it holds does not come into the books", source.name)
+                self._leave(source)
             self._retire()
         except OSError as error:
             log.warning("journal housekeeping: %s", error)
-
-    def _adopt(self) -> None:
-        """Takes over every unfinished journal whose process is dead."""
-        for folder in process_folders(self._folder):
-            if folder.name in self._adopted or (self._own is not None and folder == self._own.folder):
-                continue
-            if read_position(folder).complete_us is not None:
-                continue
-            lock = try_lock(folder)
-            if lock is None:
-                continue
-            if read_position(folder).complete_us is not None:
-                lock.release()
-                continue
-            self._adopted[folder.name] = Source(folder, lock=lock)
-            self._metrics.adopted.inc()
-            log.info("journal %s: adopted", folder.name)
-        self._looked = True
 
     def _retire(self) -> None:
         """Deletes what has been shipped for longer than `retain_hours`."""
         retain_us = self._settings.retain_hours * HOUR_US
         for folder in process_folders(self._folder):
-            if self._watermarks.told_complete(folder.name) and folder.name not in self._adopted:
+            if self._watermarks.told_complete(folder.name) and folder.name not in self._adoption.sources:
                 drop_dead_folder(folder, retain_us=retain_us)
 
     def _make_room(self, own: Source) -> None:

@@ -4,6 +4,7 @@
     journal/<process>/00000001.mgj    segments, numbered from 1; the newest is preallocated with zeros
     journal/<process>/spare           the next segment, preallocated, not yet part of the journal
     journal/<process>/position        how far the recorder has shipped (position.py)
+    journal/<process>.given-up        an operator's word that nothing may wait for this journal
 
 A folder appears under its final name only when its lock is held, so that nobody adopts a process that is just starting.
 """
@@ -80,6 +81,25 @@ def birth_us(folder: Path) -> int:
     return int(folder.name.partition("-")[0])
 
 
+def give_up(folder: Path) -> None:
+    """From now on nobody takes this journal over, and nothing waits for it; `take_back` undoes it. Raises `OSError`."""
+    _given_up(folder).touch(mode=0o600)
+    sync_folder(folder.parent)
+
+
+def take_back(folder: Path) -> None:
+    _given_up(folder).unlink(missing_ok=True)
+
+
+def is_given_up(folder: Path) -> bool:
+    return _given_up(folder).exists()
+
+
+def _given_up(folder: Path) -> Path:
+    """Beside the folder, for that may be what cannot be written."""
+    return folder.with_name(f"{folder.name}.given-up")
+
+
 def segment_path(folder: Path, number: int) -> Path:
     return folder / f"{number:08d}.mgj"
 
@@ -111,6 +131,7 @@ def remove_folder(folder: Path) -> None:
             entry.unlink(missing_ok=True)
     (folder / LOCK_NAME).unlink(missing_ok=True)
     folder.rmdir()
+    take_back(folder)
 
 
 def sync_folder(folder: Path) -> None:
