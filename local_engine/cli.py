@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+import msgspec
+
 from .config import (
     DEVICES,
     DTYPES,
@@ -18,8 +20,9 @@ from .config import (
     TOOL_CALL_PARSERS,
     EngineConfig,
     ServerConfig,
+    SpeculativeConfig,
 )
-from .errors import EngineError
+from .errors import ConfigError, EngineError
 
 API_KEY_VARIABLE = "METERGATE_ENGINE_API_KEY"
 USAGE = """usage: python -m local_engine serve|plan MODEL [flags]
@@ -135,6 +138,7 @@ def _model_flags(group: argparse._ArgumentGroup, default: dict[str, object]) -> 
         default=default["kernels"],
         help="auto takes the fastest that agrees with plain torch",
     )
+    add("--speculative-config", type=speculative_flag, help='such as {"method": "ngram", "num_speculative_tokens": 4}')
     add("--enable-lora", action="store_true", help="serve adapters beside the model")
     add("--lora-modules", type=lora_flag, nargs="+", default=(), help="NAME=FOLDER of each adapter (PEFT's format)")
     add("--max-lora-rank", type=int, default=default["max_lora_rank"])
@@ -158,6 +162,19 @@ def _scheduling_flags(group: argparse._ArgumentGroup, default: dict[str, object]
         action=argparse.BooleanOptionalAction,
         default=default["enable_prefix_caching"],
     )
+
+
+def speculative_flag(text: str) -> SpeculativeConfig:
+    """JSON, as vLLM takes it."""
+    try:
+        return msgspec.convert(msgspec.json.decode(text), SpeculativeConfig)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no such configuration ({error}); an example: "
+            '{"method": "ngram", "num_speculative_tokens": 4}'
+        ) from error
 
 
 def lora_flag(text: str) -> tuple[str, str]:

@@ -14,6 +14,8 @@ MAX_FLAG = (1 << 62) - 1
 MIN_CORE_TIMEOUT_S = 5
 """Above what /health takes for a pause (heartbeat.py)."""
 
+MAX_LOOKUP, MAX_DRAFTS = 16, 32
+
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "fp8")
@@ -21,6 +23,29 @@ KERNELS = ("auto", "torch", "triton")
 TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "pythonic")
 REASONING_PARSERS = ("deepseek_r1", "qwen3")
 POLICIES = ("fcfs", "priority", "shortest")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """vLLM's names. A run of `prompt_lookup_min` to `prompt_lookup_max` tokens is looked up, the longest first."""
+
+    method: str = "ngram"
+    num_speculative_tokens: int = 4
+    prompt_lookup_max: int = 4
+    prompt_lookup_min: int = 2
+
+    def __post_init__(self) -> None:
+        _one_of("--speculative-config: method", self.method, ("ngram",))
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max <= MAX_LOOKUP:
+            raise ConfigError(
+                f"--speculative-config: 1 <= prompt_lookup_min <= prompt_lookup_max <= {MAX_LOOKUP} must hold, not "
+                f"{self.prompt_lookup_min} and {self.prompt_lookup_max}"
+            )
+        if not 1 <= self.num_speculative_tokens <= MAX_DRAFTS:
+            raise ConfigError(
+                f"--speculative-config: num_speculative_tokens must lie in 1..{MAX_DRAFTS}, not "
+                f"{self.num_speculative_tokens}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +85,8 @@ class EngineConfig:
     enforce_eager: bool = False
     kernels: str = "auto"
     """`auto`: Triton on a GPU, numba on the CPU, plain torch where neither runs; `torch` or `triton`: that path or none."""
+    speculative_config: SpeculativeConfig | None = None
+    """Guess tokens by what followed the same ones before; None: never."""
     enable_lora: bool = False
     lora_modules: tuple[tuple[str, str], ...] = ()
     """(Name, folder) of each adapter; a request names one instead of the model."""

@@ -18,6 +18,7 @@ from .errors import ConfigError
 from .messages import Abort, AddSequence, ResetPrefixCache, Stats, Update
 from .scheduler import Scheduler, Share
 from .sequence import FinishReason, Sequence
+from .speculation import Speculator
 from .step_budget import StepBudget
 from .token_logprobs import TokenLogprobs
 
@@ -77,12 +78,14 @@ class EngineCore:
         self.max_model_len = _fit_model_len(config, runner)
         self._runner = runner
         self._pool = BlockPool(runner.num_blocks, enable_caching=config.enable_prefix_caching)
+        self._speculator = Speculator(config.speculative_config) if config.speculative_config is not None else None
         self._scheduler = Scheduler(
             self._pool,
             max_num_seqs=config.max_num_seqs,
             max_model_len=self.max_model_len,
             policy=config.scheduling_policy,
             window=runner.window,
+            speculator=self._speculator,
         )
         self._budget = StepBudget(config.max_num_batched_tokens, config.step_target_ms * 1_000 if adapt_steps else 0)
         self._grammars = grammars
@@ -110,7 +113,10 @@ class EngineCore:
         A runner that raises fails the sequences of that step alone; `MAX_FAILED_STEPS` in a row re-raise.
         """
         began = time.perf_counter_ns()
-        shares = self._scheduler.schedule(self._budget.for_step(len(self._scheduler.running)))
+        running = len(self._scheduler.running)
+        if self._speculator is not None:
+            self._speculator.begin_step(running)
+        shares = self._scheduler.schedule(self._budget.for_step(running))
         news = self._compute(shares) if shares else {}
         if shares:
             elapsed_us = (time.perf_counter_ns() - began) // 1_000
@@ -119,9 +125,25 @@ class EngineCore:
                 share.sequence.compute_us += part_us
             self._busy_us += elapsed_us
             self._budget.observe(sum(share.count for share in shares), elapsed_us)
+            self._judge_drafts(running, shares, news, elapsed_us)
         moved = [share.sequence for share in shares if share.sequence.id in news or share.sequence.error]
         ended, self._ended = self._ended, []
         return [_update(sequence, news.get(sequence.id, _NOTHING)) for sequence in (*moved, *ended)]
+
+    def _judge_drafts(self, running: int, shares: list[Share], news: dict[int, News], elapsed_us: int) -> None:
+        """Tells the speculator of a step in which everybody decoded."""
+        if self._speculator is None or any(share.count - len(share.drafts) != 1 for share in shares):
+            return
+        drawn = [
+            (len(share.drafts), len(news[share.sequence.id].tokens)) for share in shares if share.sequence.id in news
+        ]
+        self._speculator.end_step(
+            running,
+            drafted=sum(drafts for drafts, _ in drawn),
+            accepted=sum(max(0, tokens - 1) for _, tokens in drawn),
+            tokens=sum(tokens for _, tokens in drawn),
+            elapsed_us=elapsed_us,
+        )
 
     def stats(self) -> Stats:
         scheduler, pool = self._scheduler, self._pool
@@ -139,6 +161,8 @@ class EngineCore:
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
             failed=self._failed,
+            drafted=self._speculator.drafted if self._speculator is not None else 0,
+            accepted=self._speculator.accepted if self._speculator is not None else 0,
         )
 
     def check_integrity(self) -> None:
@@ -261,7 +285,8 @@ def _scheduled(share: Share) -> ScheduledSequence:
     sequence = share.sequence
     return ScheduledSequence(
         sequence_id=sequence.id,
-        token_ids=sequence.token_ids[sequence.computed : sequence.computed + share.count],
+        token_ids=[*sequence.token_ids[sequence.computed : sequence.computed + share.count], *share.drafts],
+        drafts=share.drafts,
         start=sequence.computed,
         block_table=sequence.block_table,
         samples=share.samples,

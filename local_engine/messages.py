@@ -99,6 +99,10 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
     prefix_queries: int = 0
     prefix_hits: int = 0
     failed: int = 0
+    drafted: int = 0
+    """Tokens that were guessed."""
+    accepted: int = 0
+    """Guesses that held."""
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):

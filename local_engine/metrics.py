@@ -55,6 +55,8 @@ _COUNTERS: tuple[tuple[str, str, str, Callable[[Stats], float]], ...] = (
     ("steps", "", "Steps computed", lambda s: s.steps),
     ("busy_seconds", "", "Wall time of all steps", lambda s: s.busy_us / 1e6),
     ("execute_seconds", "", "Wall time inside the model", lambda s: s.execute_us / 1e6),
+    ("draft_tokens", "spec_decode_num_draft_tokens", "Tokens guessed ahead", lambda s: s.drafted),
+    ("accepted_draft_tokens", "spec_decode_num_accepted_tokens", "Guesses that held", lambda s: s.accepted),
     ("failed_sequences", "", "Sequences that failed inside the engine", lambda s: s.failed),
 )
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from .block_pool import BlockPool, block_hash
 from .config import BLOCK_SIZE
 from .sequence import FinishReason, Sequence, Status
+from .speculation import Speculator
 
 AGEING_US_PER_TOKEN = 1_000
 """Policy `shortest`: a prompt token weighs as much as so much waiting, hence nothing starves (rule 44)."""
@@ -51,6 +52,7 @@ class Scheduler:
         max_model_len: int,
         policy: str = "fcfs",
         window: int | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         """`window`: tokens that the model looks back on, the current one included; None: all."""
         assert blocks_for(max_model_len) <= pool.count, "the longest sequence fits into the pool alone"
@@ -59,6 +61,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.policy = policy
         self.window = window
+        self._speculator = speculator
         self.running: list[Sequence] = []
         self.preemptions = 0
         self.prefix_queries = 0
@@ -133,6 +136,8 @@ class Scheduler:
         sequence.status = Status.FINISHED
         sequence.finish_reason = reason
         del self._live[sequence.id]
+        if self._speculator is not None:
+            self._speculator.forget(sequence.id)
 
     def check_integrity(self) -> None:
         """Raises AssertionError when pages, tables and lists disagree."""
@@ -148,14 +153,29 @@ class Scheduler:
         while index < len(self.running) and budget > 0:
             sequence = self.running[index]
             count = min(sequence.uncomputed, budget)
+            drafts = self._drafts(sequence, budget - (len(self.running) - index))
+            if drafts and not self._extend(sequence, count + len(drafts)):
+                drafts = ()
             while not self._extend(sequence, count):
                 preempted = True
                 if self._preempt_last() is sequence:
                     return shares, budget, preempted
-            shares.append(Share(sequence, count))
-            budget -= count
+            shares.append(Share(sequence, count + len(drafts), drafts))
+            budget -= count + len(drafts)
             index += 1
         return shares, budget, preempted
+
+    def _drafts(self, sequence: Sequence, spare: int) -> tuple[int, ...]:
+        """Guesses for a sequence that decodes: as many as the budget leaves beside one token for each of the others."""
+        if self._speculator is None or sequence.uncomputed != 1 or sequence.params.pooling is not None:
+            return ()
+        most = min(
+            spare,
+            sequence.params.max_tokens - len(sequence.output) - 1,
+            self.max_model_len - len(sequence.token_ids) - 1,
+        )
+        drafts = self._speculator.guess(sequence.id, sequence.token_ids, most)
+        return drafts if sequence.grammar is None else drafts[: sequence.grammar.allowed(drafts)]
 
     def _admit_waiting(self, budget: int) -> list[Share]:
         shares: list[Share] = []

@@ -28,7 +28,9 @@ class DiceRunner:
     vocab_size = VOCAB
     window: int | None = None
 
-    def __init__(self, num_blocks: int, max_model_len: int) -> None:
+    def __init__(self, num_blocks: int, max_model_len: int, memory: int | None = None) -> None:
+        """`memory`: logits depend on so many of the last tokens only, so that greedy output runs in circles."""
+        self.memory = memory
         self.adapters: dict[str, Adapter] = {}
         self.num_blocks, self.max_model_len = num_blocks, max_model_len
         self.steps = 0
@@ -45,7 +47,8 @@ class DiceRunner:
             query_start.append(query_start[-1] + len(scheduled.token_ids))
         for scheduled in batch:
             tokens = self._read(scheduled)
-            logits += [dice_logits(tokens[: at + 1]) for at in range(scheduled.start, len(tokens))]
+            ends = range(scheduled.start + 1, len(tokens) + 1)
+            logits += [dice_logits(tokens[:end][-self.memory :] if self.memory else tokens[:end]) for end in ends]
         return draw_step(batch, query_start, lambda rows: torch.stack([logits[row] for row in rows]), draw_reference)
 
     def _read(self, scheduled: ScheduledSequence) -> list[int]:
