@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -25,12 +26,23 @@ class Undelivered(Exception):
 class Sender:
     """Posts to one configured `url`. Any answer of 2xx is a receipt."""
 
-    def __init__(self, url: str, secret: Secret, networks: Sequence[Network] = (), timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        secret: Secret,
+        networks: Sequence[Network] = (),
+        timeout_s: float = 10.0,
+        *,
+        trust: ssl.SSLContext | None = None,
+    ) -> None:
+        """`trust`: whose certificates are believed (None: the public authorities')."""
         self._url = httpx.URL(url)
         self._secret = secret
         self._networks = networks
         self._timeout_s = timeout_s
-        self._client = httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=timeout_s)
+        self._client = httpx.AsyncClient(
+            trust_env=False, follow_redirects=False, timeout=timeout_s, verify=True if trust is None else trust
+        )
 
     async def send(self, event: Pending) -> None:
         """Raises `Undelivered`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -45,9 +46,9 @@ class Receiver:
 
 
 @asynccontextmanager
-async def receiving(*statuses: int) -> AsyncIterator[Receiver]:
+async def receiving(*statuses: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[Receiver]:
     receiver = Receiver(statuses=list(statuses))
-    server = await asyncio.start_server(receiver._serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(receiver._serve, "127.0.0.1", 0, ssl=tls)
     receiver.port = server.sockets[0].getsockname()[1]
     try:
         yield receiver

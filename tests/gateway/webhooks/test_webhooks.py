@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from contextlib import AsyncExitStack
 from ipaddress import ip_address, ip_network
 
 import pytest
+import trustme
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -206,3 +208,23 @@ def test_a_signature_is_of_this_body_this_secret_and_this_time() -> None:
     for nonsense in ("", "t=,v1=", "v1=abc", header.replace("t=1000", "t=1001"), "t=१०००,v1=a"):
         assert not verify(SECRET, b"body", nonsense, 1_000)
     assert not verify("", b"body", header, 1_000)
+
+
+@pytest.mark.parametrize("name, taken", [("localhost", True), ("127.0.0.1", False), ("other.example", False)])
+async def test_a_certificate_must_be_the_names_although_the_connection_goes_to_a_checked_address(
+    name: str, taken: bool
+) -> None:
+    authority = trustme.CA()
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert(name).configure_cert(server)
+    authority.configure_trust(client)
+    networks = (*HERE, ip_network("::1/128"))
+    async with receiving(tls=server) as receiver:
+        careful = Sender(f"https://localhost:{receiver.port}/hook", Secret(SECRET), networks, trust=client)
+        if taken:
+            await careful.send(outbox.Pending("k", "k", "{}", 0, 1))
+        else:
+            with pytest.raises(Undelivered, match="CERTIFICATE_VERIFY_FAILED"):
+                await careful.send(outbox.Pending("k", "k", "{}", 0, 1))
+        await careful.aclose()
+    assert [headers["host"] for headers, _ in receiver.got] == [f"localhost:{receiver.port}"] * taken
