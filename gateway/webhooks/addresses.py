@@ -26,8 +26,11 @@ class ForbiddenAddress(Exception):
     """The host is, or resolves to, an address that nothing may be sent to."""
 
 
-async def resolve(host: str, port: int, allowed: Sequence[Network]) -> list[Address]:
-    """The addresses of `host`, each of which may be connected to. Raises `ForbiddenAddress`, or `OSError` where the name has none."""
+async def resolve(host: str, port: int, allowed: Sequence[Network]) -> Address:
+    """An address of `host` that may be connected to: of IPv4 where it has one, as not every host reaches IPv6.
+
+    Raises `ForbiddenAddress`, or `OSError` where the name has none.
+    """
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [ip_address(str(sockaddr[0]).partition("%")[0]) for *_, sockaddr in found]
@@ -36,7 +39,7 @@ async def resolve(host: str, port: int, allowed: Sequence[Network]) -> list[Addr
             raise ForbiddenAddress(
                 f"{host} is {address}, which is no public address; if it is meant, name its network in `networks` beside its url"
             )
-    return addresses
+    return min(addresses, key=lambda address: address.version)
 
 
 async def pinned(
