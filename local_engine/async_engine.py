@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -352,7 +353,17 @@ class AsyncEngine:
             status = self._core.wait(1)
         except subprocess.TimeoutExpired:
             return "its socket closed"
-        return f"signal {-status}" if status < 0 else f"exit status {status}"
+        return exit_words(status)
+
+
+def exit_words(status: int) -> str:
+    """How the core ended, and what that mostly means."""
+    if status == -signal.SIGKILL:
+        return (
+            "signal 9: most likely the system's out-of-memory killer; give the machine or container more memory, or lower "
+            "--kv-cache-memory-bytes"
+        )
+    return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 
 _decoder: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)

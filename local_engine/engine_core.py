@@ -256,8 +256,9 @@ class EngineCore:
     def _fail_step(self, shares: list[Share], error: Exception) -> None:
         self._failed_in_a_row += 1
         log.exception("step %d failed for its %d sequences", self._steps, len(shares))
+        words = _failure_words(error, sum(share.count for share in shares))
         for share in shares:
-            self._fail(share.sequence, f"The engine failed to compute this step: {type(error).__name__}: {error}")
+            self._fail(share.sequence, words)
         if self._failed_in_a_row >= MAX_FAILED_STEPS:
             raise error
 
@@ -298,6 +299,17 @@ def _scheduled(share: Share) -> ScheduledSequence:
         adapter=sequence.adapter,
         prompt_logprobs_from=sequence.prompt_logprobs_told if sequence.wants_prompt_logprobs else None,
     )
+
+
+def _failure_words(error: Exception, tokens: int) -> str:
+    """torch raises its own error on a GPU, and on the CPU a RuntimeError of its allocator."""
+    name = type(error).__name__
+    if isinstance(error, MemoryError) or name == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error):
+        return (
+            f"Out of memory in a step of {tokens} tokens ({name}): lower --max-num-batched-tokens or --max-num-seqs, or leave "
+            "more room by --gpu-memory-utilization."
+        )
+    return f"The engine failed to compute this step: {name}: {error}"
 
 
 def _sampled(news: News | None) -> bool:
