@@ -16,27 +16,23 @@ import asyncio
 import json
 import os
 import platform
-import random
 import sqlite3
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
-from uuid import UUID
 
-import asyncpg  # type: ignore[import-untyped]
 from msgspec.structs import replace
 from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from bench.metering import KEY_WEIGHTS, KEYS, MODELS, Database, databases, journalled, rate_all
+from bench.billing_load import TEAMS, Plan, load_postgresql, load_sqlite
+from bench.metering import Database, databases, journalled, rate_all
 from bench.metering import publish as publish_books
-from billing import tables
 from billing.books import load_books
 from billing.database import open_database, reading
 from billing.folding import fold
@@ -48,7 +44,7 @@ from billing.reads import UsageFilters
 from billing.reports import usage_buckets
 from billing.statements import draft_statement, issue_statement, month_bounds
 from billing.teams import TeamRow, create_team
-from billing.times import DAY_US, QUARTER_US, datetime_of, now_us
+from billing.times import DAY_US, datetime_of, now_us
 from billing.writers import begin_last
 from gateway.database import upgrade
 from gateway.ids import new_request_id
@@ -56,207 +52,13 @@ from gateway.metering.pace import Pace
 
 ROOT: Final = Path(__file__).parents[1]
 MONTH: Final = "2026-10"
-TEAMS: Final = 10
-CHUNK: Final = 20_000
-LOADED: Final = ("usage", "usage_lines", "attempts", "rollup_money", "rollup_traffic")
-Rows = dict[str, list[tuple[Any, ...]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Who calls what: each key has one model that it calls mostly, and a weight."""
-
-    teams: tuple[str, ...]
-    start_us: int
-    end_us: int
-    rows: int
-
-
-def october(plan: Plan, as_id: Callable[[int], Any]) -> Iterator[Rows]:
-    """All rows in the order of time, some thousands at a time, each quarter-hour's rollups with it."""
-    chance = random.Random(20261001)
-    quarters = (plan.end_us - plan.start_us) // QUARTER_US
-    made, out = 0, {name: list[tuple[Any, ...]]() for name in LOADED}
-    for quarter in range(quarters):
-        bucket_us = plan.start_us + quarter * QUARTER_US
-        until = plan.rows * (quarter + 1) // quarters
-        _quarter(plan, chance, bucket_us, until - made, made, as_id, out)
-        made = until
-        if len(out["usage"]) >= CHUNK:
-            yield out
-            out = {name: [] for name in LOADED}
-    yield out
-
-
-def _quarter(
-    plan: Plan,
-    chance: random.Random,
-    bucket_us: int,
-    count: int,
-    serial: int,
-    as_id: Callable[[int], Any],
-    out: Rows,
-) -> None:
-    money: dict[tuple[str, str, str], list[int]] = {}
-    traffic: dict[tuple[str, str, str], list[int]] = {}
-    latency_at = tables.TRAFFIC_SUMS.index("latency_le_1000_ms")
-    for at, key in enumerate(chance.choices(range(KEYS), KEY_WEIGHTS, k=count)):
-        model = MODELS[key % 5 if chance.random() < 0.9 else chance.randrange(5)]
-        team, key_id = plan.teams[key % TEAMS], f"key_{key:016d}"
-        at_us = bucket_us + QUARTER_US * at // max(count, 1)
-        id_ = as_id((at_us // 1000) << 80 | 7 << 76 | 2 << 62 | (serial + at))
-        read, written = 200 + chance.randrange(3000), 50 + chance.randrange(800)
-        amounts = [(read, "input", read * 280), (written, "output", written * 420)]
-        listed = sum(nano for _, _, nano in amounts)
-        policy, reference = listed * 73 // 10, listed * 66529 // 10000
-        out["usage"].append(_usage(id_, team, key_id, model, read, written, listed, policy, reference, at_us))
-        for quantity, token_class, nano in amounts:
-            line = (quantity, nano, nano, nano * 73 // 10, nano * 66529 // 10000)
-            out["usage_lines"].append(
-                (id_, token_class, quantity, 1 if token_class == "input" else 3, "USD", *line[1:])
-            )
-            cell = money.setdefault((team, model, token_class), [0] * 6)
-            for index, value in enumerate((1, *line)):
-                cell[index] += value
-        out["attempts"].append(
-            (
-                id_,
-                0,
-                "deepseek",
-                model,
-                "completed",
-                f'{{"input":{read},"output":{written}}}',
-                "USD",
-                listed,
-                "1,3",
-                None,
-                at_us,
-                812_345,
-                204_123,
-                "default",
-                "standard",
-                None,
-                None,
-            )
-        )
-        sums = traffic.setdefault((team, key_id, model), [0] * len(tables.TRAFFIC_SUMS))
-        for name, value in (
-            ("requests", 1),
-            ("input", read),
-            ("output", written),
-            ("list_nano", listed),
-            ("settled_nano", listed),
-            ("policy_nano", policy),
-            ("reference_nano", reference),
-            ("cost_nano", listed),
-            ("latency_us", 812_345),
-        ):
-            sums[_AT[name]] += value
-        sums[latency_at] += 1
-    out["rollup_money"] += [
-        (
-            team,
-            bucket_us,
-            model,
-            "deepseek",
-            model,
-            kind,
-            1 if kind == "input" else 3,
-            1,
-            0,
-            "1,2",
-            "USD",
-            "CNY",
-            *sums6,
-        )
-        for (team, model, kind), sums6 in sorted(money.items())
-    ]
-    out["rollup_traffic"] += [
-        (bucket_us, team, key_id, model, "deepseek", model, "USD", "CNY", "USD", *sums)
-        for (team, key_id, model), sums in sorted(traffic.items())
-    ]
-
-
-_AT: Final = {name: at for at, name in enumerate(tables.TRAFFIC_SUMS)}
-_USAGE: Final = tuple(column.name for column in tables.usage.columns)
-
-
-def _usage(
-    id_: Any,
-    team: str,
-    key: str,
-    model: str,
-    read: int,
-    written: int,
-    listed: int,
-    policy: int,
-    reference: int,
-    at_us: int,
-) -> tuple[Any, ...]:
-    values: dict[str, Any] = {
-        "id": id_,
-        "kind": "usage",
-        "team_id": team,
-        "key_id": key,
-        "model": model,
-        "provider": "deepseek",
-        "provider_model": model,
-        "surface": "chat.completions",
-        "status": "completed",
-        "estimated": False,
-        "streamed": True,
-        "total_input": read,
-        "total_output": written,
-        "reasoning": 0,
-        "compute_us": 0,
-        "list_currency": "USD",
-        "list_nano": listed,
-        "settlement_currency": "CNY",
-        "settled_nano": listed,
-        "policy_nano": policy,
-        "reference_nano": reference,
-        "cost_currency": "USD",
-        "cost_nano": listed,
-        "terms_id": 1,
-        "rate_ids": "1,2",
-        "pin_book": 1,
-        "pin_rates": 2,
-        "pin_terms": 1,
-        "pin_sell": 0,
-        "tags": "{}",
-        "latency_us": 812_345,
-        "ttft_us": 204_123,
-        "recorded_at_us": at_us,
-    }
-    return tuple(values.get(name) for name in _USAGE)
 
 
 async def load(database: Database, plan: Plan) -> None:
-    """Everything into the tables, by executemany or COPY, in the order of time."""
     if database.server is None:
-        plain = sqlite3.connect(make_url(database.url).database or "", isolation_level=None)
-        plain.execute("PRAGMA synchronous = OFF")
-        for rows in october(plan, lambda number: number.to_bytes(16, "big")):
-            plain.execute("BEGIN")
-            for name, part in rows.items():
-                if part:
-                    names = ", ".join(_columns(name))
-                    plain.executemany(f"INSERT INTO {name} ({names}) VALUES ({','.join('?' * len(part[0]))})", part)
-            plain.execute("COMMIT")
-        plain.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        plain.execute("ANALYZE")
-        plain.close()
-        return
-    connection = await asyncpg.connect(database.url)
-    for rows in october(plan, lambda number: UUID(int=number)):
-        for name, part in rows.items():
-            await connection.copy_records_to_table(name, records=part, columns=_columns(name))
-    await connection.execute("VACUUM ANALYZE")
-    await connection.close()
-
-
-def _columns(name: str) -> list[str]:
-    return [column.name for column in tables.metadata.tables[name].columns]
+        load_sqlite(make_url(database.url).database or "", plan)
+    else:
+        await load_postgresql(database.url, plan)
 
 
 async def timed(work: Callable[[], Awaitable[Any]], times: int) -> dict[str, float]:
