@@ -31,6 +31,8 @@ def banner(address: str, settings: Settings, first: FirstRun, *, engines_ready: 
         lines.append(f"  team key    {first.team_key}   (team `default`, settles in USD; shown only this once)")
     else:
         lines.append(f"  team key    {command()} key create TEAM NAME makes one; {command()} team list shows the teams")
+    operators = address if settings.admin_listen is None else f"http://{settings.admin_listen}"
+    lines.append(f"  dashboard   {operators}/dashboard   (sign in with the admin key)")
     models = ", ".join(model.name for model in settings.models) or "none configured"
     lines.append(f"  models      {models}")
     if not engines_ready:

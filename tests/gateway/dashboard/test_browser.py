@@ -135,7 +135,8 @@ def test_the_playground_streams_and_its_cost_is_the_ledgers(chromium: Browser, p
     page = window.open(f"/playground?{ZONE}")
     page.select_option("select[name=key_id]", world.keys["assistant"])
     page.select_option("select[name=model]", "deepseek-chat")
-    page.fill("textarea[name=question]", "[[prompt=1000;output=40;chunks=8;gap_ms=30;text=word]] Hello?")
+    page.fill("textarea[name=system]", "[[prompt=1000;output=40;chunks=8;gap_ms=30;text=word]]")
+    page.fill("textarea[name=question]", "What does a question cost?")
     page.click("button.primary")
     expect(page.locator("#cost")).to_have_text(re.compile("^about "), timeout=20_000)
     expect(page.locator("#cost")).to_have_text(re.compile("^charged "), timeout=20_000)
@@ -149,7 +150,7 @@ def test_the_playground_streams_and_its_cost_is_the_ledgers(chromium: Browser, p
         row = client.get("/admin/v1/usage/requests", params=query).json()["data"][0]
     assert row["tokens"]["total"] == 1040
     assert (Decimal(charged[1]), charged[2]) == (Decimal(row["settled"]["amount"]), row["settled"]["currency"])
-    page.fill("textarea[name=question]", "[[status=500]] Hello?")
+    page.fill("textarea[name=system]", "[[status=500]]")
     page.click("button.primary")
     page.wait_for_selector("#stop", state="hidden")
     expect(page.locator("#answer")).to_have_text(re.compile("."), timeout=20_000)
