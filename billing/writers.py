@@ -11,7 +11,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from typing import Final
 
@@ -25,22 +25,26 @@ _TRIES: Final = 100
 
 @contextmanager
 def waiting(database: str) -> Iterator[None]:
-    """Seen as waiting for the writer's place of that file."""
-    with _queue(database) as file:
-        for _ in range(_TRIES):
-            with suppress(BlockingIOError):  # somebody is just looking
-                flock(file, LOCK_SH | LOCK_NB)
-                break
+    """Seen as waiting for the writer's place of that file. Where no file can be kept (a full disk), it only is not seen."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            file = stack.enter_context(_queue(database))
+            for _ in range(_TRIES):
+                with suppress(BlockingIOError):  # somebody is just looking
+                    flock(file, LOCK_SH | LOCK_NB)
+                    break
         yield
 
 
 def anybody_waits(database: str) -> bool:
-    with _queue(database) as file:
-        try:
+    try:
+        with _queue(database) as file:
             flock(file, LOCK_EX | LOCK_NB)
-        except BlockingIOError:
-            return True
+    except BlockingIOError:
+        return True
+    except OSError:
         return False
+    return False
 
 
 @contextmanager

@@ -65,6 +65,12 @@ async def test_patience_ends(sqlite_database: AsyncEngine) -> None:
             assert (await connection.exec_driver_sql("SELECT count(*) FROM usage")).scalar() == 0
 
 
+def test_where_no_file_can_be_kept_nobody_is_seen_and_nothing_fails(tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "gone" / "metergate.db")
+    with waiting(nowhere):
+        assert not anybody_waits(nowhere)
+
+
 def test_a_waiting_process_is_seen_until_it_dies(sqlite_url: str) -> None:
     path = make_url(sqlite_url).database
     assert path is not None
