@@ -13,6 +13,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from billing.money import NANO
 from billing.usage import TokenClass
@@ -194,6 +195,11 @@ class Metrics:
         """The text exposition of everything; its type is `CONTENT_TYPE`."""
         return generate_latest(self)
 
+    def render_only(self, reported: MetricsSum) -> bytes:
+        """The same of what was reported, without this process's own figures, which are among it."""
+        families = [Metric(family.name, family.documentation, family.type) for family in self.registry.collect()]
+        return generate_latest(_Families(list(reported.over(families))))
+
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, namespace="metergate", registry=self.registry)
 
@@ -205,3 +211,11 @@ class Metrics:
 
     def _timings(self, name: str, text: str, bounds_s: tuple[float, ...], *labels: str) -> Timings:
         return Timings(self.registry, f"metergate_{name}", text, bounds_s, *labels)
+
+
+class _Families(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families

@@ -22,6 +22,9 @@ WORST: Final[dict[str, Callable[[float, float], float]]] = {
     "metergate_catalog_stale_seconds": max,
     "metergate_drift": max,
     "metergate_wallets_low": max,
+    "metergate_webhooks_pending": max,
+    "metergate_route_circuit": max,
+    "metergate_route_first_content_seconds": max,
     "metergate_rate_feed_age_seconds": max,
 }
 

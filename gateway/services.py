@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -73,10 +73,15 @@ class Services:
     maintenance: Maintenance
     reconciliation: Reconciliation
     watch: Watch = field(default_factory=Watch)
+    exposition: Callable[[], Awaitable[bytes]] = field(init=False)
+    """What `/metrics` answers; one of several workers puts what they count together in its place."""
     draining: bool = False
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     _started: bool = False
     _ready_by_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.exposition = self._own_figures
 
     async def start(self) -> None:
         """Once; a database that is away only delays readiness. Raises what no waiting mends (`PepperError`)."""
@@ -146,6 +151,10 @@ class Services:
         if self.draining:
             reasons.append("shutting down")
         return reasons
+
+    async def _own_figures(self) -> bytes:
+        await self.recorder.refresh()
+        return await asyncio.to_thread(self.metrics.render)
 
     def _watch_metrics(self) -> None:
         metrics, journal = self.metrics, self.journal

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 
 import msgspec
@@ -37,6 +36,5 @@ class Health:
                 error = errors.unauthorized("The metrics need their token, as 'Authorization: Bearer <metrics_token>'.")
                 await send_error(send, error, str(new_request_id()).encode())
                 return
-        await self._services.recorder.refresh()
-        text = await asyncio.to_thread(self._services.metrics.render)
+        text = await self._services.exposition()
         await send_bytes(send, 200, text, [(b"content-type", CONTENT_TYPE.encode())])

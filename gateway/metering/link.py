@@ -1,10 +1,8 @@
-"""What a gateway and its recorder's process say to each other: length-prefixed msgpack over a socket pair."""
+"""What a gateway and its recorder's process say to each other."""
 
 from __future__ import annotations
 
-import asyncio
-import socket
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -14,8 +12,6 @@ from gateway.metering.progress import Progress
 from gateway.metrics_sum import Report
 from gateway.settings import JournalSettings
 from gateway.telemetry.target import Target
-
-LENGTH_BYTES: Final = 4
 
 
 class Job(Struct, frozen=True, tag=True):
@@ -49,48 +45,6 @@ class News(Struct, frozen=True, tag=True):
 
 
 Order = Job | Ask | Finish
-_T = TypeVar("_T")
-_encode = msgspec.msgpack.Encoder().encode
 
-
-class Link(Generic[_T]):
-    """One end. `receive` returns messages of the type that `decoder` knows."""
-
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: msgspec.msgpack.Decoder[_T]
-    ) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._decoder = decoder
-
-    def send(self, message: Order | News) -> None:
-        payload = _encode(message)
-        self._writer.write(len(payload).to_bytes(LENGTH_BYTES, "big") + payload)
-
-    async def receive(self) -> _T | None:
-        """The next message; None when the other end is gone."""
-        try:
-            length = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "big")
-            return self._decoder.decode(await self._reader.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return None
-
-    async def drain(self) -> None:
-        """Returns when everything sent has left, or the other end has."""
-        try:
-            await self._writer.drain()
-            self._writer.close()
-            await self._writer.wait_closed()
-        except ConnectionError:
-            pass
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-async def gateway_end(end: socket.socket) -> Link[News]:
-    return Link(*await asyncio.open_connection(sock=end), msgspec.msgpack.Decoder(News))
-
-
-async def recorder_end(end: socket.socket) -> Link[Order]:
-    return Link(*await asyncio.open_connection(sock=end), msgspec.msgpack.Decoder(Order))
+read_news: Final = msgspec.msgpack.Decoder(News)
+read_order: Final[msgspec.msgpack.Decoder[Order]] = msgspec.msgpack.Decoder(Order)

@@ -18,11 +18,12 @@ from typing import Final, Protocol
 
 from gateway import logs
 from gateway.metering.journal import Journal
-from gateway.metering.link import Ask, Finish, Job, Link, News, gateway_end
+from gateway.metering.link import Ask, Finish, Job, News, read_news
 from gateway.metering.position import read_position
 from gateway.metering.progress import Progress
 from gateway.metering.segments import is_given_up, process_folders
 from gateway.metrics_sum import MetricsSum
+from gateway.process_link import Link, open_link
 from gateway.settings import JournalSettings
 from gateway.telemetry.target import Target
 
@@ -152,7 +153,7 @@ class RecorderProcess:
         except BaseException:
             ours.close()
             raise
-        link = await gateway_end(ours)
+        link = await open_link(ours, read_news)
         try:
             link.send(self._job)
             self._link = link

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gateway import logs
-from gateway.metering.link import Finish, Job, Link, News, Order, recorder_end
+from gateway.metering.link import Finish, Job, News, Order, read_order
 from gateway.metering.progress import Progress
 from gateway.metering.recorder import Recorder
 from gateway.metrics import Metrics
 from gateway.metrics_sum import Reporter
+from gateway.process_link import Link, open_link
 from gateway.telemetry.target import Target
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class _Told:
 
 
 async def _run(descriptor: int) -> None:
-    link = await recorder_end(socket.socket(fileno=descriptor))
+    link = await open_link(socket.socket(fileno=descriptor), read_order)
     job = await link.receive()
     if not isinstance(job, Job):
         return

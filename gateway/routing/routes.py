@@ -142,6 +142,16 @@ class Router:
             self._retired.append(self.providers.pop(name))
         self._build(settings)
 
+    def follow(self, name: str, base_url: str | None, secret: str) -> None:
+        """An engine of ours is up at `base_url`, asking for `secret`, or gone."""
+        provider = self.providers.get(name)
+        if provider is None:
+            return
+        if base_url is None:
+            provider.disconnect()
+        else:
+            provider.connect(base_url, secret)
+
     def provider(self, name: str) -> Provider:
         return self.providers[name]
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from gateway.routing.routes import Router
 from gateway.serve.preflight import check_engine_installed
 from gateway.serve.supervisor import DRAIN_GRACE_S, EngineSupervisor, engine_command
 from gateway.settings import Settings
@@ -27,8 +26,12 @@ def bundled(settings: Settings) -> dict[str, list[str]]:
     }
 
 
+Follow = Callable[[str, str | None, str], None]
+"""Hears of a provider's engine: its name, where it answers (None: nowhere now), and the key that it asks for."""
+
+
 class Engines:
-    """Starts engines at once, before there is a router: loading weights takes longest. `attach` then connects the router.
+    """Starts engines at once, before there is a router: loading weights takes longest. `attach` then says who follows them.
 
     Engines ask for a key that only this process knows, so that nobody on the machine is served past the books.
     """
@@ -36,7 +39,7 @@ class Engines:
     def __init__(self, run_folder: Path, echo: Callable[[str], None]) -> None:
         self._run_folder = run_folder
         self._echo = echo
-        self._router: Router | None = None
+        self._follow: Follow | None = None
         self._commands: dict[str, list[str]] = {}
         self._supervisors: dict[str, EngineSupervisor] = {}
         self._changed = asyncio.Event()
@@ -61,9 +64,9 @@ class Engines:
                 supervisor.start()
         self._commands = wanted
 
-    def attach(self, router: Router) -> None:
-        """From now on the router's providers follow their engines."""
-        self._router = router
+    def attach(self, follow: Follow) -> None:
+        """From now on `follow` is told where each engine is, to begin with where it is now."""
+        self._follow = follow
         for name, supervisor in self._supervisors.items():
             self._tell(name, supervisor.base_url)
 
@@ -95,10 +98,5 @@ class Engines:
         return announce
 
     def _tell(self, name: str, base_url: str | None) -> None:
-        provider = self._router.providers.get(name) if self._router is not None else None
-        if provider is None:
-            return
-        if base_url is None:
-            provider.disconnect()
-        else:
-            provider.connect(base_url, self._secret)
+        if self._follow is not None:
+            self._follow(name, base_url, self._secret)

@@ -97,7 +97,7 @@ def _why_not(host: str, port: int, error: OSError) -> str:
 
 
 def check_workers(workers: int, settings: Settings) -> None:
-    """One process per `metergate serve`. Raises `StartError` that says what more of them would need."""
+    """Raises `StartError` that says what more than one worker needs."""
     if workers == 1:
         return
     if workers < 1:
@@ -109,10 +109,6 @@ def check_workers(workers: int, settings: Settings) -> None:
         missing.append("Redis or Valkey (redis_url)")
     if missing:
         raise StartError(f"--workers {workers} needs {' and '.join(missing)}; without them run one worker")
-    raise StartError(
-        f"--workers {workers} is not available yet: start {workers} times `metergate serve` on ports of their own, each with "
-        "its own METERGATE_HOME, the same METERGATE_KEY_PEPPER, database_url and redis_url, behind any load balancer"
-    )
 
 
 def check_engine_installed(provider: str) -> None:

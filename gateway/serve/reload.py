@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from gateway.routing.routes import Router
-from gateway.serve.engines import Engines
 from gateway.serve.errors import StartError
-from gateway.serve.server import on_signals
+from gateway.serve.sockets import on_signals
 from gateway.settings import Settings, SettingsError, load_settings
 
 log = logging.getLogger(__name__)
@@ -22,17 +21,24 @@ POLL_S: Final = 1.0
 class SettingsWatch:
     """Reads the settings again when asked to, or when the file's identity, time or size changes."""
 
-    def __init__(self, config: Path | None, settings: Settings, router: Router, engines: Engines) -> None:
+    def __init__(
+        self,
+        config: Path | None,
+        settings: Settings,
+        take: Callable[[Settings], Awaitable[None]],
+        asked: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`take` gets settings whose providers or models have changed; `asked` hears of each SIGHUP."""
         self._config = config
         self._settings = settings
-        self._router = router
-        self._engines = engines
+        self._take = take
+        self._also = asked
         self._asked = asyncio.Event()
         self._seen = self._stamp()
 
     async def run(self) -> None:
         """Until cancelled."""
-        on_signals(self._asked.set, signal.SIGHUP)
+        on_signals(self._ask, signal.SIGHUP)
         while True:
             try:
                 async with asyncio.timeout(POLL_S):
@@ -45,6 +51,10 @@ class SettingsWatch:
                 self._seen = stamp
                 await self.reload()
 
+    def _ask(self) -> None:
+        self._asked.set()
+        self._also()
+
     async def reload(self) -> None:
         """Takes over providers and models; what cannot be read or run changes nothing and is logged."""
         try:
@@ -56,8 +66,7 @@ class SettingsWatch:
             log.info("settings read again: providers and models are unchanged")
             return
         try:
-            self._router.reload(fresh)
-            await self._engines.apply(fresh)
+            await self._take(fresh)
         except StartError as error:
             log.error("a bundled engine cannot be started: %s", error)
         self._settings = fresh

@@ -44,11 +44,12 @@ class Product:
         *,
         config: Path | None = None,
         port: int = 0,
+        workers: int = 1,
         environ: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.home = home
         self.output: list[str] = []
-        command = [sys.executable, "-m", "gateway.cli", "serve", "--port", str(port)]
+        command = [sys.executable, "-m", "gateway.cli", "serve", "--port", str(port), "--workers", str(workers)]
         if config is not None:
             command += ["--config", str(config)]
         self.started_at_s = time.monotonic()
@@ -153,9 +154,13 @@ class Product:
 
 @contextlib.contextmanager
 def running(
-    home: Path, *, config: Path | None = None, environ: Mapping[str, str] = MappingProxyType({})
+    home: Path,
+    *,
+    config: Path | None = None,
+    workers: int = 1,
+    environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Product]:
-    product = Product(home, config=config, environ=environ)
+    product = Product(home, config=config, workers=workers, environ=environ)
     try:
         yield product.wait_ready()
     finally:

@@ -80,5 +80,4 @@ def test_more_workers_ask_for_postgresql_and_redis(tmp_path: Path) -> None:
             "METERGATE_REDIS_URL": "redis://d",
         },
     )
-    with pytest.raises(StartError, match="start 2 times `metergate serve`"):
-        preflight.check_workers(2, both)
+    preflight.check_workers(2, both)

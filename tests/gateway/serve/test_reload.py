@@ -31,7 +31,12 @@ def watched(config: Path, tmp_path: Path) -> tuple[SettingsWatch, Router]:
     settings: Settings = load_settings(config, {})
     router = Router(settings)
     engines = Engines(tmp_path / "run", lambda line: None)
-    return SettingsWatch(config, settings, router, engines), router
+
+    async def take(fresh: Settings) -> None:
+        router.reload(fresh)
+        await engines.apply(fresh)
+
+    return SettingsWatch(config, settings, take), router
 
 
 def names(router: Router) -> list[str]:
