@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ssl
 import time
 from pathlib import Path
 
 import pytest
+import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -123,3 +126,41 @@ async def test_credentials_database_and_a_unix_socket(tmp_path: Path) -> None:
         await wrong.aclose()
     finally:
         server.stop()
+
+
+async def test_tls_is_checked_against_the_named_authorities(valkey_server: ValkeyServer, tmp_path: Path) -> None:
+    """The server of the tests speaks no TLS; a proxy in front of it does."""
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    trusted, other = tmp_path / "ca.pem", tmp_path / "other.pem"
+    authority.cert_pem.write_to_path(str(trusted))
+    trustme.CA().cert_pem.write_to_path(str(other))
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", valkey_server.port)
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(ConnectionError):
+                while data := await source.read(1 << 16):
+                    sink.write(data)
+                    await sink.drain()
+            sink.close()
+
+        await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
+
+    proxy = await asyncio.start_server(forward, "127.0.0.1", 0, ssl=context)
+    address = f"rediss://localhost:{proxy.sockets[0].getsockname()[1]}/0"
+    for options, taken in (
+        (f"ssl_ca_certs={trusted}", True),
+        ("ssl_cert_reqs=none", True),
+        (f"ssl_ca_certs={other}", False),
+        ("", False),
+    ):
+        pipeline = Pipeline(f"{address}?{options}", 5)
+        if taken:
+            assert await pipeline.execute(command("ECHO", "over TLS")) == b"over TLS"
+        else:
+            with pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"):
+                await pipeline.execute(command("PING"))
+        await pipeline.aclose()
+    proxy.close()
