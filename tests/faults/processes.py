@@ -85,6 +85,12 @@ class RecorderProcess:
     def thaw(self) -> None:
         os.kill(self._process.pid, signal.SIGCONT)
 
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory that it ever held."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
     def _close(self) -> None:
         self._process.wait(timeout=60)
         if self._process.stdin is not None:

@@ -12,14 +12,19 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
+from billing.books import EMPTY_PINS, Pins
 from gateway.metering.journal import Journal
 from gateway.metrics import Metrics
 from gateway.settings import JournalSettings
 from tests.faults.postgresql import OwnPostgresql
+from tests.faults.processes import RecorderProcess, all_shipped
+from tests.faults.rival import Rival
 from tests.gateway.metering.books import BooksDatabase
 from tests.gateway.metering.conftest import eventually
 from tests.gateway.metering.records import closed, opened
 from tests.gateway.metering.threaded import RecorderThread
+
+BACKLOG = 20_000
 
 
 @pytest.fixture
@@ -45,9 +50,9 @@ class Traffic:
         self.recorder.start()
         self.answered = 0
 
-    def answer(self, count: int) -> None:
+    def answer(self, count: int, pins: Pins = EMPTY_PINS) -> None:
         for _ in range(count):
-            attempt = opened()
+            attempt = opened(pins=pins)
             self.journal.open(attempt)
             self.journal.close(closed(attempt))
         self.answered += count
@@ -136,6 +141,89 @@ def test_rule_32_a_locked_database_is_tried_again(sqlite_url: str, traffic: Call
         holder.execute("COMMIT")
     finally:
         holder.close()
+    eventually(running.all_recorded, "it goes on by itself", deadline_s=60)
+    check(database, running)
+
+
+def test_rule_26_hours_of_backlog_are_shipped_in_bounded_memory(postgresql: OwnPostgresql, tmp_path: Path) -> None:
+    """Ten times as much takes no more memory: `BACKLOG` requests are five hours at one a second."""
+    database, folder = BooksDatabase(postgresql.url), tmp_path / "journal"
+    database.migrate()
+    recorder = RecorderProcess(folder, postgresql.url)
+    write(folder, BACKLOG // 10)
+    eventually(lambda: all_shipped(folder), "the little is shipped", 60)
+    little = recorder.peak_bytes
+    postgresql.crash()
+    write(folder, BACKLOG)
+    postgresql.start()
+    eventually(lambda: all_shipped(folder), "all of it is shipped", 180)
+    grown = recorder.peak_bytes - little
+    recorder.end()
+    assert database.count("usage", "status = 'completed'") == BACKLOG + BACKLOG // 10
+    assert database.rows("SELECT sum(requests) FROM rollup_traffic") == [(BACKLOG + BACKLOG // 10,)]
+    assert grown < 24 << 20, f"it grew by {grown >> 20} MiB over {little >> 20}"
+
+
+def write(folder: Path, requests: int) -> None:
+    """What a gateway of so many requests leaves behind."""
+    journal = Journal(folder, JournalSettings())
+    for _ in range(requests):
+        attempt = opened()
+        journal.open(attempt)
+        journal.close(closed(attempt))
+    journal.stop()
+
+
+@pytest.fixture
+def rival(postgresql_url: str) -> Iterator[Rival]:
+    rival = Rival(postgresql_url)
+    yield rival
+    rival.end()
+
+
+def waits_for_a_lock(database: BooksDatabase) -> bool:
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    return database.rows(query) == [(1,)]
+
+
+def test_rule_32_a_deadlock_is_tried_again(
+    postgresql_url: str, traffic: Callable[..., Traffic], rival: Rival, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The recorder holds `usage` and waits for `wallets`, its rival the other way round; PostgreSQL ends the recorder's wait."""
+    database = BooksDatabase(postgresql_url)
+    running, pins = traffic(postgresql_url), database.publish()
+    running.answer(20, pins)
+    eventually(running.all_recorded, "the first batch is recorded")
+    rival.do("SET deadlock_timeout = '10min'")
+    rival.do("LOCK TABLE wallets IN ACCESS EXCLUSIVE MODE")
+    running.answer(20, pins)
+    eventually(lambda: waits_for_a_lock(database), "the recorder waits for its rival")
+    rival.begin("LOCK TABLE usage IN ACCESS EXCLUSIVE MODE")
+    rival.wait()
+    rival.do("ROLLBACK")
+    eventually(lambda: running.value("recorder_failures_total", reason="conflict") >= 1, "the recorder was broken up")
+    eventually(lambda: "deadlock detected" in caplog.text, "and says so")
+    eventually(running.all_recorded, "it goes on by itself", deadline_s=60)
+    check(database, running)
+
+
+def test_rule_32_a_transaction_that_cannot_be_serialized_is_tried_again(
+    postgresql_url: str, traffic: Callable[..., Traffic], rival: Rival, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a database whose owner asks for more isolation than we need."""
+    database = BooksDatabase(postgresql_url)
+    name = make_url(postgresql_url).database
+    database.execute(f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = 'repeatable read'")
+    running, pins = traffic(postgresql_url), database.publish()
+    running.answer(20, pins)
+    eventually(running.all_recorded, "the first batch is recorded")
+    assert database.count("wallets") == 1
+    rival.do("UPDATE wallets SET balance_nano = balance_nano")
+    running.answer(20, pins)
+    eventually(lambda: waits_for_a_lock(database), "the recorder waits for its rival")
+    rival.do("COMMIT")
+    eventually(lambda: running.value("recorder_failures_total", reason="conflict") >= 1, "the recorder was refused")
+    eventually(lambda: "could not serialize access" in caplog.text, "and says so")
     eventually(running.all_recorded, "it goes on by itself", deadline_s=60)
     check(database, running)
 
