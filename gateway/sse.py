@@ -227,7 +227,7 @@ class StreamScanner:
     def _block(self, block: bytes) -> bytes:
         """One or more whole events."""
         self.size += len(block)
-        if self._first is None:
+        if self._first is None and b"data:" in block:  # a comment may stand before
             self._first = block
         self._gauge.add(block)
         if self._finishes < self._choices:

@@ -42,7 +42,7 @@ class Landed:
         return self
 
     async def get(self, url: str, headers: Mapping[str, str]) -> UpstreamResponse:
-        raise NotImplementedError
+        return await self.post(url, headers, b"")
 
     def header(self, name: str) -> str | None:
         return None if self._response is None else self._response.header(name)
