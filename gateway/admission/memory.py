@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
+from itertools import islice
 from uuid import UUID
 
 from gateway.admission.claims import (
@@ -141,16 +142,21 @@ class MemoryStore:
             self._post(claim, amounts)
 
     async def unshipped(self, windows: Collection[BudgetWindow], limit: int) -> Unshipped:
-        settled: dict[UUID, dict[BudgetWindow, int]] = {}
-        for request_id, amounts in self._unshipped.items():
-            if len(settled) >= limit:
-                break
-            settled[UUID(int=request_id)] = {BudgetWindow(*name): nano for name, nano in amounts.items()}
+        listed = list(islice(self._unshipped.items(), limit))
+        complete = len(listed) == len(self._unshipped)
+        settled = {
+            UUID(int=request_id): {BudgetWindow(*name): nano for name, nano in amounts.items()}
+            for request_id, amounts in listed
+        }
+        if not complete:  # others the next time: these could be such as never get a row
+            for request_id, amounts in listed:
+                del self._unshipped[request_id]
+                self._unshipped[request_id] = amounts
         versions = {}
         for window in windows:
             budget = self._budgets.get((window.budget_id, window.window))
             versions[window] = budget.version if budget else 0
-        return Unshipped(settled, versions, len(settled) == len(self._unshipped))
+        return Unshipped(settled, versions, complete)
 
     async def reconcile(self, bases: Mapping[BudgetWindow, Base], shipped: Collection[UUID]) -> bool:
         budgets = {}

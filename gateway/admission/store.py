@@ -74,7 +74,8 @@ class LimitStore(Protocol):
         ...
 
     async def unshipped(self, windows: Collection[BudgetWindow], limit: int) -> Unshipped:
-        """About `limit` settlements that are counted on top of the bases, and the versions of the bases of `windows`."""
+        """At most `limit` of the settlements that are counted on top of the bases (others each time, where there are more), and
+        the versions of the bases of `windows`."""
         ...
 
     async def reconcile(self, bases: Mapping[BudgetWindow, Base], shipped: Collection[UUID]) -> bool:

@@ -1,10 +1,10 @@
--- A: 3 how many settlements at most, roughly, 4 budget periods whose versions are asked for as well
+-- A: 3 how many settlements at most (0: only the versions are wanted), 4 budget periods whose versions are asked for as well
 local found, versions = {}, {}
 local complete = call('HLEN', KEYS[3]) <= A[3]
 if complete then
   found = call('HGETALL', KEYS[3])
-elseif A[3] > 0 then -- of 0 only the versions are wanted, and HSCAN refuses it
-  found = call('HSCAN', KEYS[3], 0, 'COUNT', A[3])[2]
+elseif A[3] > 0 then -- any of them: the same ones each time could be those that never get a row
+  found = call('HRANDFIELD', KEYS[3], A[3], 'WITHVALUES')
 end
 local function version_of(field)
   if versions[field] then return end

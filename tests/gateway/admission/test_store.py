@@ -334,3 +334,20 @@ async def test_what_costs_nothing_has_room_beside_any_debt(store: LimitStore) ->
     assert await store.settle(free, 0, {})
     granted(await store.admit(claim(charge(0, 0))))
     assert refused(await store.admit(claim(charge(0, 900), requests=0))).by == "requests"
+
+
+async def test_settlements_that_never_get_a_row_do_not_keep_the_others_from_theirs(store: LimitStore) -> None:
+    """A journal that is lost, or letters that are dead, leave such behind: however many, the rest moves on."""
+    await seeded(store, 1)
+    asked = [claim(charge(10, 10_000)) for _ in range(60)]
+    for each in asked:
+        granted(await store.admit(each))
+        await store.settle(each, 0, {1: 10})
+    recorded = {each.request_id for each in asked[20:]}
+    for _ in range(200):
+        listed = await store.unshipped([], 15)
+        assert len(listed.settled) <= 15
+        assert await store.reconcile({}, recorded & listed.settled.keys())
+    left = await store.unshipped([], 100)
+    assert (set(left.settled), left.complete) == ({each.request_id for each in asked[:20]}, True)
+    assert await spent_and_reserved(store) == (600, 0)
