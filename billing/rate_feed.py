@@ -184,25 +184,16 @@ async def take_rates(
         raise InvalidRate(
             f"the file is stale: its newest rate is of {format_time(newest_us)}, over {days} days ago", field="file"
         )
+    fresh, known = await _sorted_out(connection, rates, source)
+    if not fresh:
+        return FeedResult(0, known, newest_us)  # and nobody has to read the catalog again
     await bump_catalog_version(connection)
-    last_us = await newest_of(connection, source)
-    fresh, known = [], 0
+    fresh, known = await _sorted_out(connection, rates, source)
     before: dict[tuple[str, str], Any] = {}
-    for rate in sorted(rates, key=lambda each: (each.effective_from_us, each.base, each.quote)):
-        standing = await _standing(connection, rate, source)
-        if standing is not None:
-            if standing != rate.rate_pico:
-                raise InvalidRate(
-                    f"{rate} differs from what the books hold ({format_scaled(standing, PICO)}); nothing is overwritten",
-                    field="file",
-                )
-            known += 1
-        elif last_us is None or rate.effective_from_us > last_us:
-            pair = (rate.base, rate.quote)
-            last = before.get(pair) or await _before(connection, rate)
-            _refuse_step(rate, last, max_step_percent)
-            before[pair] = rate
-            fresh.append(rate)
+    for rate in fresh:
+        pair = (rate.base, rate.quote)
+        _refuse_step(rate, before.get(pair) or await _before(connection, rate), max_step_percent)
+        before[pair] = rate
     recorded_at_us = now_us()
     if fresh:
         values = [
@@ -240,17 +231,35 @@ async def newest_of(connection: AsyncConnection, source: str) -> int | None:
     return newest_us
 
 
-async def _standing(connection: AsyncConnection, rate: FeedRate, source: str) -> int | None:
+async def _sorted_out(
+    connection: AsyncConnection, rates: Sequence[FeedRate], source: str
+) -> tuple[list[FeedRate], int]:
+    """What is newer than everything of this source, oldest first, and how many of the others stand in the books.
+
+    Raises `InvalidRate` where one of these stands with another figure.
+    """
     columns = tables.rate_rows.c
-    query = select(columns.rate_pico).where(
-        columns.base == rate.base,
-        columns.quote == rate.quote,
-        columns.kind == RateKind.REFERENCE,
+    query = select(columns.base, columns.quote, columns.effective_from_us, columns.rate_pico).where(
         columns.source == source,
-        columns.effective_from_us == rate.effective_from_us,
+        columns.kind == RateKind.REFERENCE,
+        columns.effective_from_us >= min(rate.effective_from_us for rate in rates),
     )
-    standing: int | None = await connection.scalar(query.order_by(columns.id.desc()).limit(1))
-    return standing
+    held = {(row[0], row[1], row[2]): int(row[3]) for row in await connection.execute(query.order_by(columns.id))}
+    last_us = await newest_of(connection, source)
+    fresh, known = [], 0
+    for rate in sorted(rates, key=lambda each: (each.effective_from_us, each.base, each.quote)):
+        standing = held.get((rate.base, rate.quote, rate.effective_from_us))
+        if standing is None:
+            if last_us is None or rate.effective_from_us > last_us:
+                fresh.append(rate)
+        elif standing == rate.rate_pico:
+            known += 1
+        else:
+            raise InvalidRate(
+                f"{rate} differs from what the books hold ({format_scaled(standing, PICO)}); nothing is overwritten",
+                field="file",
+            )
+    return fresh, known
 
 
 async def _before(connection: AsyncConnection, rate: FeedRate) -> Any:

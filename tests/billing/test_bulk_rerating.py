@@ -212,9 +212,10 @@ async def test_however_often_a_range_is_rated_again_the_books_agree_and_say_what
     empty = make_url(sqlite_url).database or ""
     with tempfile.TemporaryDirectory() as folder:
         engine = open_database(f"sqlite:///{shutil.copy(empty, folder)}")
-        world = await make_world(engine)
-        await rated_again_and_again(world, outputs, prices)
-        await engine.dispose()
+        try:
+            await rated_again_and_again(await make_world(engine), outputs, prices)
+        finally:
+            await engine.dispose()
 
 
 async def rated_again_and_again(world: World, outputs: list[int], prices: list[int]) -> None:

@@ -15,7 +15,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.credit_notes import credit_part, credit_statement
-from billing.database import open_database
 from billing.errors import BillingError, Conflict, InvalidAmount, InvalidQuery
 from billing.focus_checks import focus_faults
 from billing.money import NANO, Money
@@ -140,16 +139,14 @@ async def test_no_more_than_is_left_of_a_statement_or_a_line_is_ever_credited(wo
     ],
 )
 async def test_what_cannot_be_credited_names_its_field(
-    sqlite_url: str, lines: tuple[int, ...], amount: str | None, error: type[BillingError], field: str
+    sqlite_database: AsyncEngine, lines: tuple[int, ...], amount: str | None, error: type[BillingError], field: str
 ) -> None:
-    engine = open_database(sqlite_url)
-    world = await make_world(engine)
+    world = await make_world(sqlite_database)
     first = await stated(world)
     with pytest.raises(error) as refusal:
         await part(world, first, *lines, amount=amount)
     assert refusal.value.field == field
     assert await world.sum("SELECT count(*) FROM statements") == 1
-    await engine.dispose()
 
 
 async def test_a_whole_note_after_parts_takes_them_back_and_the_month_can_be_stated_again(world: World) -> None:
@@ -198,10 +195,9 @@ async def test_a_note_and_an_issue_and_another_note_at_once_never_credit_too_muc
     ),
 )
 async def test_any_notes_leave_a_remainder_that_is_not_negative_and_books_that_agree(
-    sqlite_url: str, outputs: list[int], asks: list[int | Money]
+    sqlite_database: AsyncEngine, outputs: list[int], asks: list[int | Money]
 ) -> None:
-    engine = open_database(sqlite_url)
-    world = await fresh(engine)
+    world = await fresh(sqlite_database)
     for model, output in zip(ROUTES, outputs, strict=False):
         await world.use(model, Usage(output=output), DAY)
     first = await world.issue("2026-09")
@@ -219,7 +215,6 @@ async def test_any_notes_leave_a_remainder_that_is_not_negative_and_books_that_a
         assert await balance(world) == before
     final = await whole(world, first)
     assert nano_of(final.document.totals.payable) == -left
-    await engine.dispose()
 
 
 async def fresh(engine: AsyncEngine) -> World:

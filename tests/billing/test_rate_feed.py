@@ -14,7 +14,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing import ecb
 from billing.books import load_books
-from billing.database import open_database
 from billing.errors import InvalidRate
 from billing.exchange import RateKind
 from billing.rate_feed import FeedResult, newest_of, parse_feed, take_rates
@@ -134,14 +133,15 @@ async def test_several_days_close_the_gap_of_an_outage_oldest_first(database: As
         ('<!DOCTYPE a [<!ENTITY b "bbb">]><a>&b;</a>', "document type"),
     ],
 )
-async def test_rule_06_a_file_that_cannot_be_right_changes_nothing(sqlite_url: str, text: str, why: str) -> None:
-    engine = open_database(sqlite_url)
+async def test_rule_06_a_file_that_cannot_be_right_changes_nothing(
+    sqlite_database: AsyncEngine, text: str, why: str
+) -> None:
+    engine = sqlite_database
     before = xml(("2026-10-29", {"USD": "1.0873", "CNY": "7.2337"}))
     await take(engine, before, at_us=FRIDAY)
     with pytest.raises(InvalidRate, match=why):
         await take(engine, text, currencies=["USD", "CNY"] if "partial" in why else ())
     assert await count(engine) == 2
-    await engine.dispose()
 
 
 async def test_what_stands_is_never_overwritten_and_a_pair_has_one_direction(database: AsyncEngine) -> None:
@@ -220,9 +220,9 @@ def test_no_text_at_all_makes_more_than_a_refusal(text: str, form: str) -> None:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(st.integers(500_000, 1_500_000), min_size=1, max_size=5))
 async def test_no_two_neighbours_in_the_books_are_ever_further_apart_than_the_step(
-    sqlite_url: str, steps: list[int]
+    sqlite_database: AsyncEngine, steps: list[int]
 ) -> None:
-    engine = open_database(sqlite_url)
+    engine = sqlite_database
     async with engine.begin() as connection:
         source = f"feed {len((await load_books(connection)).rates.rows)}-{id(steps)}"
     quotes = {"USD": "1"}
@@ -240,4 +240,3 @@ async def test_no_two_neighbours_in_the_books_are_ever_further_apart_than_the_st
         rows = [row for row in (await load_books(connection)).rates.rows if row.source == source]
     rows.sort(key=lambda row: row.effective_from_us)
     assert all(abs(b.rate_pico - a.rate_pico) * 100 <= a.rate_pico * 10 for a, b in pairwise(rows))
-    await engine.dispose()

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gateway.settings import Settings
-from tests.gateway.api.conftest import Gateway
+from tests.gateway.api.conftest import CHAT, MESSAGES, Gateway
 
 
 @pytest.fixture
@@ -33,3 +33,15 @@ async def test_a_stream_costs_its_engine_time_and_does_not_tell_it(gateway: Gate
     usage = json.loads(body.split(b"\n\n")[-3].removeprefix(b"data: "))["usage"]
     assert (usage["completion_tokens"], "cost" in usage, "metergate" in usage) == (5, True, False)
     assert (await gateway.row(answer))["cost"] == {"amount": "0.001", "currency": "USD"}
+
+
+async def test_rule_20_a_stream_that_its_caller_left_costs_what_the_engine_says_it_took(gateway: Gateway) -> None:
+    script = "prompt=90;output=41;chunks=20;gap_ms=20;compute_us=750000"
+    body = {"model": "engine", "messages": MESSAGES, "user": script, "stream": True}
+    async with gateway.client.stream("POST", CHAT, json=body) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("data:"):
+                break
+    row = await gateway.only_row()
+    assert (row["status"], row["cost"]) == ("cancelled", {"amount": "0.0015", "currency": "USD"})
+    assert row["attempts"][0]["tokens"]["compute_us"] == 750_000
