@@ -23,7 +23,7 @@ from itertools import islice
 from typing import Final
 from uuid import UUID
 
-from sqlalchemy import select, text
+from sqlalchemy import exists, or_, select, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -32,7 +32,7 @@ from billing.database import catalog_version, reading
 from billing.errors import BillingError
 from billing.exchange import RateBook
 from billing.spending import MOST, overflowed, spent
-from billing.tables import usage
+from billing.tables import OVERFLOWED, corrections, usage
 from billing.wallets import balance_nano
 from gateway.admission.claims import Base, BudgetWindow
 from gateway.admission.memory import MemoryStore
@@ -50,6 +50,7 @@ ACTIVE_S: Final = 120.0
 """A budget period is kept in line by a process for so long after its last request there."""
 WINDOWS_PER_ROUND: Final = 200
 SETTLEMENTS_PER_ROUND: Final = 2000
+MOST_HELD: Final = 1000
 TRIES: Final = 5
 
 
@@ -203,7 +204,7 @@ class Seeding:
         try:
             async with asyncio.timeout(READ_TIMEOUT_S), self._snapshot() as connection:
                 listed = await self._store.unshipped(windows, SETTLEMENTS_PER_ROUND)
-                shipped = await _recorded(connection, listed.settled)
+                shipped = await _shipped(connection, listed.settled)
                 sums = {}
                 for window in windows:
                     if listed.complete or not listed.versions.get(window, 0):
@@ -297,11 +298,18 @@ class Seeding:
             await self.reconcile(mine)
 
 
-async def _recorded(connection: AsyncConnection, ids: Collection[UUID]) -> set[UUID]:
-    found: set[UUID] = set()
+async def _shipped(connection: AsyncConnection, ids: Collection[UUID]) -> set[UUID]:
+    """Those that the database counts. A row without an amount counts nothing there, so what was posted for it stays until the row
+    is corrected; the newest `MOST_HELD` of such."""
+    counted, held = set[UUID](), list[UUID]()
+    corrected = exists().where(corrections.c.original_id == usage.c.id)
+    counts = or_(usage.c.settled_nano.is_not(None), text(OVERFLOWED), corrected)
     listed = list(ids)
     for start in range(0, len(listed), 500):
         chunk = listed[start : start + 500]
-        rows = await connection.scalars(select(usage.c.id).where(usage.c.id.in_(chunk)))
-        found.update(rows)
-    return found
+        for row in await connection.execute(select(usage.c.id, counts).where(usage.c.id.in_(chunk))):
+            if row[1]:
+                counted.add(row[0])
+            else:
+                held.append(row[0])
+    return counted.union(sorted(held)[:-MOST_HELD])
