@@ -57,6 +57,9 @@ async def load_postgresql(url: str, plan: Plan) -> None:
     sums = list(accumulate(KEY_WEIGHTS))
     bounds = [each / sums[-1] for each in sums[:-1]]
     step_us = (plan.end_us - plan.start_us) // plan.rows
+    for setting in ("max_wal_size = '16GB'", "checkpoint_timeout = '1h'"):
+        await connection.execute(f"ALTER SYSTEM SET {setting}")
+    await connection.execute("SELECT pg_reload_conf()")
     await connection.execute("SET synchronous_commit = off; SET work_mem = '256MB'; SELECT setseed(0.5)")
     for day_us in range(plan.start_us, plan.end_us, DAY_US):
         first, last = (-(-(at_us - plan.start_us) // step_us) for at_us in (day_us, day_us + DAY_US))
@@ -66,8 +69,12 @@ async def load_postgresql(url: str, plan: Plan) -> None:
         await connection.execute(_DAY, *numbered)
         for statement in _FROM_DAY:
             await connection.execute(statement)
+        print(f"postgresql: {last:,} rows", flush=True)
     await connection.execute("DROP TABLE IF EXISTS day")
     await connection.execute("VACUUM ANALYZE")
+    await connection.execute("ALTER SYSTEM RESET ALL")
+    await connection.execute("SELECT pg_reload_conf()")
+    await connection.execute("CHECKPOINT")
     await connection.close()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 MOST_ROWS: Final = 1000
-FEWEST_ROWS: Final = 100
+FEWEST_ROWS: Final = 250
+"""A transaction costs as much as some forty rows: fewer than this would make a slow machine slower."""
 LONG_S: Final = 0.1
 
 
