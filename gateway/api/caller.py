@@ -133,6 +133,8 @@ class Caller:
             size += len(piece)
             if size > MOST_ANSWER_BYTES:
                 raise StreamBroken(f"an answer of more than {MOST_ANSWER_BYTES} bytes")
+            if response.ended:
+                break
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def wait_for(self, calls: Iterable[asyncio.Task[Any]], limit_s: float, within_s: float | None = None) -> None:

@@ -53,6 +53,10 @@ class Landed:
             return first
         return None if self._response is None else await self._response.read_chunk()
 
+    @property
+    def ended(self) -> bool:
+        return self._first is None and (self._response is None or self._response.ended)
+
     async def aread(self) -> bytes:
         return b"".join([piece async for piece in self.aiter_bytes()])
 

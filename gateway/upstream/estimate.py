@@ -36,6 +36,10 @@ class OwnAnswer:
         body, self._body = self._body, None
         return body
 
+    @property
+    def ended(self) -> bool:
+        return self._body is None
+
     async def aread(self) -> bytes:
         return self._body or b""
 

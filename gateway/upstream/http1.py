@@ -14,9 +14,9 @@ import asyncio
 import ssl
 import time
 import zlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -30,6 +30,7 @@ BUFFER_HIGH: Final = 262_144
 """Unread bytes of one answer above which its socket is not read: a slow caller slows the provider, not our memory."""
 
 _MAX_HEADER_BYTES: Final = 65_536
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _MOST_TARGETS: Final = 64
 
 
@@ -64,6 +65,7 @@ class Connection(asyncio.Protocol):
         self.complete = False
         self._headers_bytes = 0
         self._headers_done = False
+        self._framed = False
         self._busy = False
         self._keep_alive = False
         self._until_eof = False
@@ -105,7 +107,10 @@ class Connection(asyncio.Protocol):
         self._headers_bytes += len(name) + len(value)
         if self._headers_bytes > _MAX_HEADER_BYTES:
             self._abort("the provider's headers are too large")
-        self.headers.append((name.lower(), value))
+        name = name.lower()
+        if name in _FRAMING:
+            self._framed = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -114,8 +119,7 @@ class Connection(asyncio.Protocol):
             return
         self.status = status
         self._keep_alive = self._parser.should_keep_alive()
-        names = {name for name, _ in self.headers}
-        self._until_eof = not (names & {b"content-length", b"transfer-encoding"}) and status not in (204, 304)
+        self._until_eof = not self._framed and status not in (204, 304)
         self._headers_done = True
 
     def on_body(self, body: bytes) -> None:
@@ -131,7 +135,6 @@ class Connection(asyncio.Protocol):
     async def send(self, request: bytes) -> None:
         """Writes `request` and waits for the answer's headers. Raises `ConnectionLost`."""
         assert not self._busy and self._transport is not None
-        self._begin()
         self._busy = True
         self._transport.write(request)
         while not self._headers_done:
@@ -151,6 +154,11 @@ class Connection(asyncio.Protocol):
             self._paused = False
             self._transport.resume_reading()
         return data
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of the answer has come and been read."""
+        return self.complete and not self._pieces
 
     @property
     def reusable(self) -> bool:
@@ -225,6 +233,10 @@ class Http1Response:
                 raise ConnectionLost("the provider's compressed answer is damaged") from error
         return None
 
+    @property
+    def ended(self) -> bool:
+        return self._connection is None or self._connection.ended
+
     async def aread(self) -> bytes:
         pieces = []
         while (piece := await self.read_chunk()) is not None:
@@ -252,11 +264,11 @@ class Http1Transport:
         self._targets: dict[str, tuple[Origin, str]] = {}
         self._stopped = False
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Http1Response:
-        return await self._call("POST", url, headers, body)
+    def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Coroutine[Any, Any, Http1Response]:
+        return self._call("POST", url, headers, body)
 
-    async def get(self, url: str, headers: Mapping[str, str]) -> Http1Response:
-        return await self._call("GET", url, headers, b"")
+    def get(self, url: str, headers: Mapping[str, str]) -> Coroutine[Any, Any, Http1Response]:
+        return self._call("GET", url, headers, b"")
 
     async def aclose(self) -> None:
         self._stopped = True

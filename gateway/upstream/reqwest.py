@@ -38,6 +38,10 @@ class ReqwestResponse:
     def header(self, name: str) -> str | None:
         return self._response.get_header(name)
 
+    @property
+    def ended(self) -> bool:
+        return False  # the end is only learned by reading on
+
     async def aread(self) -> bytes:
         try:
             return bytes(await self._reader.bytes())
