@@ -2,7 +2,8 @@
 
 A model names a file in its settings (`models[].tokenizer`): a `tokenizer.json` (read by the `tokenizers` package) or a
 `*.tiktoken` file (one base64 token and its rank a line). Nothing is ever downloaded, and nothing here runs while an answer is
-passed on: text is counted in a thread once the stream has ended early. Without a file the estimator of `StreamScanner` stands.
+passed on: text is counted in a thread once the stream has ended early. Without a file an engine is asked (`/tokenize`), unless it
+has said itself what a cancelled request used; else the estimator of `StreamScanner` stands.
 A count is of the text that was received, so it leaves out tokens that show no text; it is flagged as an estimate all the same.
 """
 
@@ -105,7 +106,11 @@ def count_stream(path: Path, heard: bytes, size: int) -> int | None:
     except TokenizerError as error:
         _complain(str(error))
         return None
-    tokens = count("".join(text_of(heard)))
+    return in_proportion(count("".join(text_of(heard))), heard, size)
+
+
+def in_proportion(tokens: int, heard: bytes, size: int) -> int:
+    """The tokens of all `size` bytes of a stream of which `heard` has so many."""
     return tokens if size <= len(heard) or not heard else tokens * size // len(heard)
 
 

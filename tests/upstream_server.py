@@ -18,6 +18,7 @@ cut=N   the connection breaks after N chunks            stall=N   silence for ev
 error=N an in-band error after N chunks                 status=429 with retry_after=S, retry_after_ms=MS, quote=TEXT, code=C
 mode=sse|json   the other form than was asked for       empty=1   a stream without any event
 text=WORD line_bytes=N                                  what a chunk's content is; a chunk of N bytes
+cancel=unknown  an engine that knows no way to cancel a request
 tier=default                                            `service_tier` of the answer
 tools=N thought=WORDS                                   parallel tool calls, their arguments interleaved; reasoning
 on=MODEL key=END    the script counts only for this model, or where our key ends so; any other request is answered plainly
@@ -411,7 +412,7 @@ class Connection(asyncio.Protocol):
     def cancel(self, request_id: str) -> None:
         """As the engine does: ends the request and says what it used."""
         script = self.book.cancelled.get(request_id)
-        if self.book.kind != "engine" or script is None:
+        if self.book.kind != "engine" or script is None or script.text("cancel") == "unknown":
             self.reply(404, b'{"error":{"message":"unknown request"}}')
             return
         for entry in self.book.entries:

@@ -15,8 +15,9 @@ from gateway import tokens
 from gateway.api.account import CANCELLED, INCOMPLETE, Account
 from gateway.api.caller import LEFT
 from gateway.routing.breaker import ROUTES_OWN
+from gateway.spoken import text_of
 from gateway.sse import StreamBroken
-from gateway.token_counting import HEARD_BYTES, count_answer, count_stream
+from gateway.token_counting import HEARD_BYTES, count_answer, count_stream, in_proportion
 from gateway.upstream.doubt import judged
 from gateway.upstream.errors import TransportError
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CANCEL_WAIT_S: Final = 1.0
+COUNT_WAIT_S: Final = 0.5
 HEDGE_AFTER: Final = 0.95
 OUTRUN: Final = "another attempt was quicker"
 
@@ -177,10 +179,11 @@ class Attempt:
             return False
         return self.route.provider.turn(self._credential, time.monotonic(), failure.key_wait_s)
 
-    def keep_heard(self, tokenizer: Path) -> None:
-        """Keeps what the caller is sent (a bounded part of it, where it is chat), to be counted should no usage come."""
-        if self.call.dialect == "openai":
-            self._tokenizer, self._heard = tokenizer, bytearray()
+    def keep_heard(self, tokenizer: str | None) -> None:
+        """Keeps what the caller is sent (a bounded part of it, where it is chat), to be counted should no usage come: with the
+        file `tokenizer`, or by a provider that counts texts."""
+        if self.call.dialect == "openai" and (tokenizer is not None or self.adapter.counts_text):
+            self._tokenizer, self._heard = None if tokenizer is None else Path(tokenizer), bytearray()
 
     def hear(self, out: bytes) -> None:
         """One read of the stream, as it is passed on."""
@@ -193,10 +196,21 @@ class Attempt:
     async def count_heard(self) -> None:
         """Counts with the model's tokenizer what a stream without usage has sent; in a thread, for it may be long."""
         scanner = self.scanner
-        if self._tokenizer is None or self._heard is None or scanner is None or scanner.usage is not None:
+        if self._heard is None or scanner is None or scanner.usage is not None:
             return
         heard, self._heard = bytes(self._heard), None
-        self._counted = await asyncio.to_thread(count_stream, self._tokenizer, heard, scanner.size)
+        if self._tokenizer is not None:
+            self._counted = await asyncio.to_thread(count_stream, self._tokenizer, heard, scanner.size)
+        elif heard:
+            self._counted = await self._counted_there(heard, scanner.size)
+
+    async def _counted_there(self, heard: bytes, size: int) -> int | None:
+        text = "".join(text_of(heard))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(COUNT_WAIT_S):
+                count = await self.adapter.count_text(self.route.provider, self.route.model, text)
+                return None if count is None else in_proportion(count, heard, size)
+        return None
 
     def estimate(self, output_tokens: int) -> Usage:
         return Usage(input=self.call.input_tokens, output=output_tokens)

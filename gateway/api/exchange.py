@@ -11,7 +11,6 @@ import logging
 import time
 from dataclasses import replace
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gateway import errors, tokens
@@ -237,8 +236,8 @@ class Exchange:
             if isinstance(turn, Failure):
                 return turn
             attempt.share = turn
-        if call.streamed and route.of.tokenizer is not None:
-            attempt.keep_heard(Path(route.of.tokenizer))
+        if call.streamed:
+            attempt.keep_heard(route.of.tokenizer)
         attempt.sequence = account.open(call, route, account.lease.reserved, self._tags)
         if self._keeping is not None:
             attempt.keeping = self._keeping = self._keeping.anew()

@@ -103,8 +103,8 @@ class BadAnswer(Exception):
 
 
 class Adapter(Protocol):
-    """All methods are pure but for `cancel`. `prepare` and `check_surface` raise `ApiError` for what the provider cannot
-    take, `read_answer` `BadAnswer`, `as_events` `reshape.Unreadable`; the others nothing.
+    """All methods are pure but for `cancel` and `count_text`. `prepare` and `check_surface` raise `ApiError` for what the
+    provider cannot take, `read_answer` `BadAnswer`, `as_events` `reshape.Unreadable`; the others nothing.
 
     `native` is the dialect that goes to the provider untouched, `surfaces` are those that it can serve, `root_suffix` is
     what a base URL may leave out.
@@ -141,4 +141,13 @@ class Adapter(Protocol):
     def in_band_failure(self, provider: Provider, error: bytes) -> Failure: ...
     async def cancel(self, provider: Provider, request_id: str) -> Usage | None:
         """Stops the request at the provider; its final usage where the provider can tell."""
+        ...
+
+    @property
+    def counts_text(self) -> bool:
+        """Whether the provider says how many tokens a text has."""
+        ...
+
+    async def count_text(self, provider: Provider, model: str, text: str) -> int | None:
+        """By the provider's own tokenizer; None where it does not answer."""
         ...

@@ -71,6 +71,26 @@ class EngineAdapter(OpenAIAdapter):
             return None
         return self.usage(bytes(answer.usage)) if given(answer.usage) else None
 
+    @property
+    def counts_text(self) -> bool:
+        return True
+
+    async def count_text(self, provider: Provider, model: str, text: str) -> int | None:
+        """For an engine that cannot say what a request used, as vLLM and SGLang cannot: by its `/tokenize`."""
+        body = encode({"model": model, "prompt": text, "add_special_tokens": False})
+        try:
+            response = await provider.transport.post(_tokenize(provider), self.headers(provider, ""), body)
+            answer = await response.aread()
+            await response.aclose()
+            return _counted.decode(answer).count if response.status == 200 else None
+        except (TransportError, msgspec.DecodeError):
+            return None
+
+
+def _tokenize(provider: Provider) -> str:
+    """Beside `/v1`, as vLLM has it."""
+    return provider.url("/tokenize").removesuffix("/v1/tokenize") + "/tokenize"
+
 
 class EngineCounter(EngineAdapter):
     """Counts a prompt by the engine's own tokenizer and template (`/tokenize`, as vLLM has it)."""
@@ -79,9 +99,8 @@ class EngineCounter(EngineAdapter):
 
     def prepare(self, call: Call, route: Route, *, request_id: str, output_cap: int | None, team_id: str) -> Outgoing:
         fields = {name: call.fields[name] for name in ("messages", "tools") if name in call.fields}
-        url = route.provider.url("/tokenize").removesuffix("/v1/tokenize") + "/tokenize"
         body = encode({"model": route.model, **fields})
-        return Outgoing(url, self.headers(route.provider, request_id), body)
+        return Outgoing(_tokenize(route.provider), self.headers(route.provider, request_id), body)
 
     def read_answer(self, call: Call, content_type: str, body: bytes) -> Answer:
         try:

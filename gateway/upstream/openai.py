@@ -178,6 +178,13 @@ class OpenAIAdapter:
         """Dropping the connection is all there is; it says nothing about usage."""
         return None
 
+    @property
+    def counts_text(self) -> bool:
+        return False
+
+    async def count_text(self, provider: Provider, model: str, text: str) -> int | None:
+        return None
+
     def _callers_fault(self, provider: Provider, status: int, said: ProviderError) -> ApiError:
         message = redact(said.message, provider.secrets) or f"The provider refused the request with status {status}."
         code = "context_length_exceeded" if _is_overflow(said) else _label(said.code)

@@ -165,3 +165,10 @@ class TranslatedAdapter:
 
     async def cancel(self, provider: Provider, request_id: str) -> Usage | None:
         return await self._inner.cancel(provider, request_id)
+
+    @property
+    def counts_text(self) -> bool:
+        return self._inner.counts_text
+
+    async def count_text(self, provider: Provider, model: str, text: str) -> int | None:
+        return await self._inner.count_text(provider, model, text)

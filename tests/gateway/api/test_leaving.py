@@ -38,9 +38,9 @@ async def counting(settings: Settings, provisioned: object, tokenizer: Path) -> 
         yield gateway
 
 
-async def leave(gateway: Gateway, script: str, after: int) -> None:
+async def leave(gateway: Gateway, script: str, after: int, model: str = "m") -> None:
     """Asks for a stream and hangs up behind so many events."""
-    body = {"model": "m", "messages": MESSAGES, "user": script, "stream": True}
+    body = {"model": model, "messages": MESSAGES, "user": script, "stream": True}
     async with gateway.client.stream("POST", CHAT, json=body) as answer:
         events = 0
         async for line in answer.aiter_lines():
@@ -80,6 +80,17 @@ async def test_rule_20_what_was_sent_is_counted_with_the_models_own_tokenizer(co
     assert (row["status"], row["estimated"]) == ("cancelled", True)
     output = row["tokens"]["output"]
     assert output % 10 == 0 and 30 <= output < 500
+
+
+async def test_rule_20_what_an_engine_sent_is_counted_by_the_engine_where_it_cannot_say_what_a_request_used(
+    gateway: Gateway, motor: Upstream
+) -> None:
+    """As vLLM, which has `/tokenize` and no way to cancel. The scripted one makes 17 tokens of every text."""
+    await leave(gateway, "cancel=unknown;text=abcdefghij;chunks=50;gap_ms=30", 3, model="engine")
+    row = await gateway.only_row()
+    assert (row["status"], row["estimated"], row["tokens"]["output"]) == ("cancelled", True, 17)
+    asked = [entry["body"] for entry in await motor.book() if entry["path"] == "/tokenize"]
+    assert len(asked) == 1 and asked[0]["prompt"].startswith("abcdefghij" * 3)
 
 
 async def test_rule_21_a_stream_that_breaks_off_is_counted_the_same_way(counting: Gateway, up: Upstream) -> None:
