@@ -11,12 +11,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.books import load_books
 from billing.bulk_rerating import RerateRange, look
+from billing.credit_notes import credit_part, credit_statement
 from billing.errors import Conflict, InvalidTime
 from billing.ledger import usage_row
 from billing.price_drafts import preview_prices
 from billing.prices import PriceBook, PriceRow
 from billing.publishing import PriceDraft, publish_prices
 from billing.rating import AttemptUsage, Payer, rate_in_full
+from billing.times import DAY_US
 from billing.usage import TokenClass, Usage
 from tests.billing.helpers import NOON_US, at
 from tests.billing.world import World, make_world
@@ -123,6 +125,24 @@ async def test_an_issued_month_is_closed_for_superseding_prices_too(world: World
     await world.issue("2026-09")
     with pytest.raises(InvalidTime, match="statement is issued"):
         await post(world, "0.42", supersede=True, start=at("2026-09-05T00:00:00Z"))
+
+
+async def test_a_month_that_was_taken_back_is_open_again(world: World) -> None:
+    await world.use("deepseek-chat", Usage(output=1_000_000), "2026-09-10T12:00:00Z")
+    issued = await world.issue("2026-09")
+    start = at("2026-09-05T00:00:00Z")
+    async with world.engine.begin() as connection:
+        await credit_part(connection, world.team.id, issued.id, reason="outage", actor="ann", amount="0.01")
+    with pytest.raises(InvalidTime):
+        await post(world, "0.21", start=start)
+    async with world.engine.begin() as connection:
+        await credit_statement(connection, world.team.id, issued.id, reason="wrong price", actor="ann")
+    await post(world, "0.21", start=start)
+    async with world.engine.connect() as connection:
+        seen = await look(
+            connection, RerateRange(start, NOON_US - DAY_US), await load_books(connection), lambda provider: provider
+        )
+    assert [each.difference[0].amount for each in seen.data] == ["-0.21"]
 
 
 async def test_a_published_row_refuses_to_be_changed_even_so(world: World) -> None:
