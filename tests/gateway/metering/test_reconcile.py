@@ -44,6 +44,19 @@ async def test_drift_is_reported_and_repaired(engine: AsyncEngine) -> None:
     assert await look(engine) == []
 
 
+async def test_a_wallets_entry_is_no_derived_figure_it_is_reported_and_left_alone(engine: AsyncEngine) -> None:
+    job = Reconciliation(engine, Metrics())
+    async with engine.begin() as connection:
+        await record(connection, [rated_record(Usage(input=9, output=5), id_=request_id(now_us()))])
+        await connection.execute(text("UPDATE wallet_entries SET amount_nano = amount_nano - 7"))
+        await connection.execute(text("UPDATE wallets SET balance_nano = balance_nano - 7"))
+        entries = (await connection.execute(text("SELECT * FROM wallet_entries"))).all()
+    for _ in range(2):
+        assert [each.what for each in await job.once()] == ["wallet_entries"]
+    async with engine.begin() as connection:
+        assert (await connection.execute(text("SELECT * FROM wallet_entries"))).all() == entries
+
+
 async def test_what_has_no_rows_left_is_reported_and_not_repaired(engine: AsyncEngine) -> None:
     job = Reconciliation(engine, Metrics())
     async with engine.begin() as connection:
