@@ -210,7 +210,7 @@ async def build_services(settings: Settings, record: StartRecorder = _recorder_p
     webhooks = Webhooks(database, metrics, build_sender(settings.webhook))
     thresholds = Thresholds(database, catalog, webhooks, metrics, settings.limits.budget_thresholds)
     admission = build_admission(
-        settings, catalog, database, _gauge_of(metrics), lambda: recorder.inheriting, thresholds.spent
+        settings, catalog, database, _gauge_of(metrics), lambda: recorder.inheriting, thresholds
     )
     return Services(
         settings=settings,

@@ -22,9 +22,11 @@ from gateway.admission import answers
 from gateway.admission.asking import Asked, Asking
 from gateway.admission.claims import BudgetWindow, Charge, Claim, Granted, Refused, Unseeded
 from gateway.admission.lease import Lease, actual_nano
+from gateway.admission.listener import BudgetListener
 from gateway.admission.reservation import OutputCap, PricedRoute, clamp
-from gateway.admission.seeding import BudgetCatalog, OnSpent, Seeding, unheard
+from gateway.admission.seeding import UNHEARD, BudgetCatalog, Seeding
 from gateway.admission.store import LimitStore, StoreUnavailable
+from gateway.admission.wallet import WALLET
 from gateway.errors import ApiError, model_not_allowed, unavailable
 
 if TYPE_CHECKING:
@@ -63,16 +65,16 @@ class Admission:
         *,
         lease_ttl_s: float = LEASE_TTL_S,
         inheriting: Callable[[], bool] = lambda: False,
-        on_spent: OnSpent = unheard,
+        listener: BudgetListener = UNHEARD,
     ) -> None:
-        """`inheriting`: whether journals of dead processes are still on their way into the database. `on_spent` hears the
-        database's sum of each budget period in use, once a second."""
+        """`inheriting`: whether journals of dead processes are still on their way into the database."""
         self.settings = settings
         self.store = store
+        self._listener = listener
         self._catalog = catalog
         self._ttl_us = int(lease_ttl_s * 1_000_000)
         self._leases: WeakValueDictionary[int, Lease[PricedRoute]] = WeakValueDictionary()
-        self.seeding = Seeding(database, store, BudgetCatalog(self._budget, self._rates, on_spent), inheriting)
+        self.seeding = Seeding(database, store, BudgetCatalog(self._budget, self._rates, listener), inheriting)
         self._asking = Asking(self.seeding, self._ttl_us)
         self._renewal: asyncio.Task[None] | None = None
 
@@ -245,6 +247,9 @@ class Admission:
             return answers.refused(claim, answer)
         budget = next(budget for budget in asked.budgets if budget.id == answer.budget_id)
         charge = next(charge for charge in claim.charges if charge.budget_id == answer.budget_id)
+        if budget.scope != WALLET:
+            window = BudgetWindow(charge.budget_id, charge.window)
+            self._listener.refused(budget, window, answer.available_nano, charge.amount_nano)
         headers = answers.limit_headers(claim.scopes, answer.counters)
         return answers.over_budget(budget, answer, charge.amount_nano, charge.ends_us, headers)
 

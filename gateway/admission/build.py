@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.admission.admission import Admission, CatalogView
+from gateway.admission.listener import BudgetListener
 from gateway.admission.memory import MemoryStore
-from gateway.admission.seeding import OnSpent, unheard
+from gateway.admission.seeding import UNHEARD
 from gateway.admission.store import LimitStore
 
 if TYPE_CHECKING:
@@ -22,12 +23,12 @@ def build_admission(
     database: AsyncEngine,
     on_store_state: Callable[[bool], None] | None = None,
     inheriting: Callable[[], bool] = lambda: False,
-    on_spent: OnSpent = unheard,
+    listener: BudgetListener = UNHEARD,
 ) -> Admission:
     """`on_store_state` hears whether a shared store answers (a metric); `inheriting` says whether journals of dead processes are
-    still on their way into the database; `on_spent` hears what is spent of budgets. `Admission.start` connects."""
+    still on their way into the database; `listener` hears of budgets. `Admission.start` connects."""
     store = build_store(settings, on_store_state)
-    return Admission(catalog, store, settings, database, inheriting=inheriting, on_spent=on_spent)
+    return Admission(catalog, store, settings, database, inheriting=inheriting, listener=listener)
 
 
 def build_store(settings: Settings, on_store_state: Callable[[bool], None] | None = None) -> LimitStore:

@@ -35,6 +35,7 @@ from billing.spending import MOST, overflowed, spent
 from billing.tables import OVERFLOWED, corrections, usage
 from billing.wallets import balance_nano
 from gateway.admission.claims import Base, BudgetWindow
+from gateway.admission.listener import BudgetListener, Unheard
 from gateway.admission.memory import MemoryStore
 from gateway.admission.store import LimitStore, StoreUnavailable
 from gateway.admission.wallet import wallet_of
@@ -52,25 +53,21 @@ WINDOWS_PER_ROUND: Final = 200
 SETTLEMENTS_PER_ROUND: Final = 2000
 MOST_HELD: Final = 1000
 TRIES: Final = 5
-
-
-OnSpent = Callable[[BudgetRow, BudgetWindow, int], None]
-
-
-def unheard(budget: BudgetRow, window: BudgetWindow, nano: int) -> None:
-    """Nobody asks what is spent."""
+UNHEARD: Final = Unheard()
 
 
 class BudgetCatalog:
-    """What seeding needs to know of the catalog: the budgets by id, and the rates that count the budgets over everything.
-    `on_spent` hears each sum."""
+    """What seeding needs to know of the catalog: the budgets by id, and the rates that count the budgets over everything."""
 
     def __init__(
-        self, budgets: Callable[[int], BudgetRow | None], rates: Callable[[], RateBook], on_spent: OnSpent = unheard
+        self,
+        budgets: Callable[[int], BudgetRow | None],
+        rates: Callable[[], RateBook],
+        listener: BudgetListener = UNHEARD,
     ) -> None:
         self.budget = budgets
         self.rates = rates
-        self.on_spent = on_spent
+        self.listener = listener
 
 
 class Seeding:
@@ -260,7 +257,7 @@ class Seeding:
             self.uncountable[window] = str(error)
             return None
         self.uncountable.pop(window, None)
-        self._catalog.on_spent(budget, window, total.nano)
+        self._catalog.listener.spent(budget, window, total.nano)
         return total.nano
 
     async def _round_forever(self) -> None:

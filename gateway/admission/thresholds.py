@@ -1,4 +1,4 @@
-"""Tells of each threshold that a budget's period reaches, once: a metric, a log line and an event (`gateway/webhooks`).
+"""Tells of each threshold that a budget's period reaches, and of its first refusal, once: a metric, a log line and an event.
 
 The figures are the database's sums, which the seeding forms once a second for every period in use: late by that much, never
 too high. Periods that nobody draws on (a late row, a process that died) are looked at in turn. Whoever writes the event down
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +24,7 @@ from billing.times import DAY_US, format_time, now_us
 from gateway.admission.claims import BudgetWindow
 from gateway.admission.periods import Periods
 from gateway.metrics import Metrics
-from gateway.webhooks.outbox import Event
+from gateway.webhooks.outbox import Event, Value
 from gateway.webhooks.webhooks import Webhooks
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-KIND: Final = "budget.threshold"
+THRESHOLD: Final = "budget.threshold"
+REFUSED: Final = "budget.refused"
 LOOK_S: Final = 10.0
 LOOKED_AT: Final = 20
 """So many periods are looked at every `LOOK_S`, in the order of the budgets' ids."""
@@ -43,7 +44,7 @@ MOST_REMEMBERED: Final = 50_000
 
 
 class Thresholds:
-    """`spent` hears every sum; `start` begins the looking at periods out of use. `percents` is what a budget's default is."""
+    """A `BudgetListener`; `start` begins the looking at periods out of use. `percents` is what a budget's default is."""
 
     def __init__(
         self, database: AsyncEngine, catalog: Catalog, webhooks: Webhooks, metrics: Metrics, percents: Sequence[int]
@@ -67,30 +68,45 @@ class Thresholds:
             await asyncio.gather(task, return_exceptions=True)
 
     def spent(self, budget: BudgetRow, window: BudgetWindow, nano: int) -> None:
-        """So much is spent of `budget` in the period `window`. An amount of 0 has no thresholds."""
+        """An amount of 0 has no thresholds."""
         percents = self._percents if budget.thresholds is None else budget.thresholds
         reached = frozenset(each for each in percents if nano * 100 >= each * budget.amount_nano > 0)
+        new = self._new(window, reached)
+        for percent in sorted(new):
+            data: dict[str, Value] = {"threshold_percent": percent, "spent": format_scaled(nano, NANO)}
+            said = f"{Money(budget.currency, nano)} of {_amount(budget)} are spent, {percent} % or more"
+            self._tell(budget, window, THRESHOLD, str(percent), data, said)
+
+    def refused(self, budget: BudgetRow, window: BudgetWindow, left_nano: int, asked_nano: int) -> None:
+        """A hard budget never gets to its last nano: this is how one hears that callers do without."""
+        if self._new(window, frozenset((0,))):
+            left = max(0, left_nano)
+            data = {"left": format_scaled(left, NANO), "asked": format_scaled(asked_nano, NANO)}
+            said = (
+                f"a request that could cost {Money(budget.currency, asked_nano)} was refused, {Money(budget.currency, left)} "
+                f"of {_amount(budget)} being left"
+            )
+            self._tell(budget, window, REFUSED, "refused", data, said)
+
+    def _new(self, window: BudgetWindow, reached: frozenset[int]) -> frozenset[int]:
+        """What of `reached` this process has not told before (0 stands for a refusal); it has from now on."""
         told = self._told.get(window, frozenset())
         if reached <= told:
-            return
+            return frozenset()
         if len(self._told) >= MOST_REMEMBERED:
             self._told.clear()  # what is told again is known by its key
         self._told[window] = reached | told
-        for percent in sorted(reached - told):
-            event = _event(budget, window, percent, nano)
-            self._webhooks.tell(event, self._first(budget, percent, Money(budget.currency, nano)))
+        return reached - told
 
-    def _first(self, budget: BudgetRow, percent: int, so_far: Money) -> Callable[[], None]:
+    def _tell(
+        self, budget: BudgetRow, window: BudgetWindow, kind: str, what: str, data: Mapping[str, Value], said: str
+    ) -> None:
         def first() -> None:
-            self._metrics.budget_thresholds.labels(budget.scope, str(percent)).inc()
+            self._metrics.budget_thresholds.labels(budget.scope, what).inc()
             whose = budget.scope if budget.scope_id is None else f"{budget.scope} {budget.scope_id}"
-            amount = Money(budget.currency, budget.amount_nano)
-            logger.warning(
-                "budget %d (%s, %s): %s of %s are spent, %d %% or more",
-                budget.id, whose, budget.period, so_far, amount, percent,
-            )  # fmt: skip
+            logger.warning("budget %d (%s, %s): %s", budget.id, whose, budget.period, said)
 
-        return first
+        self._webhooks.tell(_event(budget, window, kind, what, data), first)
 
     async def _look_forever(self) -> None:
         while True:
@@ -120,17 +136,20 @@ class Thresholds:
                 self.spent(budget, period.window, total.nano)
 
 
-def _event(budget: BudgetRow, window: BudgetWindow, percent: int, nano: int) -> Event:
+def _amount(budget: BudgetRow) -> Money:
+    return Money(budget.currency, budget.amount_nano)
+
+
+def _event(budget: BudgetRow, window: BudgetWindow, kind: str, what: str, data: Mapping[str, Value]) -> Event:
     start_us, end_us = window.bounds()
     return Event(
-        key=f"budget/{budget.id}/{window.window}/{percent}",
-        kind=KIND,
+        key=f"budget/{budget.id}/{window.window}/{what}",
+        kind=kind,
         data={
             "budget_id": budget.id,
             "scope": budget.scope,
             "scope_id": budget.scope_id,
-            "threshold_percent": percent,
-            "spent": format_scaled(nano, NANO),
+            **data,
             "amount": format_scaled(budget.amount_nano, NANO),
             "currency": budget.currency,
             "hard": budget.hard,

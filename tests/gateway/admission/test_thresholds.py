@@ -23,6 +23,7 @@ from gateway.admission.memory import MemoryStore
 from gateway.admission.periods import Periods
 from gateway.admission.seeding import BudgetCatalog, Seeding
 from gateway.admission.thresholds import Thresholds
+from gateway.errors import ApiError
 from gateway.metrics import Metrics
 from gateway.webhooks.tables import webhook_events
 from gateway.webhooks.webhooks import Webhooks
@@ -74,11 +75,11 @@ async def told(database: AsyncEngine) -> list[dict[str, Any]]:
         return [msgspec.json.decode(body) for body in bodies]
 
 
-async def looked(house: House, *processes: Process, at_us: int | None = None) -> list[tuple[str, int]]:
+async def looked(house: House, *processes: Process, at_us: int | None = None) -> list[tuple[str, int | None]]:
     """Every process looks at every budget; what has been told by then, by event id."""
     await asyncio.gather(*(each.thresholds.look(at_us or now_us()) for each in processes))
     await asyncio.gather(*(each.webhooks.round() for each in processes))
-    return sorted((each["type"], each["data"]["threshold_percent"]) for each in await told(house.database))
+    return sorted((each["type"], each["data"].get("threshold_percent")) for each in await told(house.database))
 
 
 async def test_each_threshold_is_told_once_a_period_by_one_process_and_never_again(
@@ -137,7 +138,7 @@ async def test_a_budget_in_use_is_told_of_as_the_seeding_reads_it(house: House) 
         return house.catalog.snapshot.budgets.by_id.get(budget_id)
 
     rates = house.catalog.snapshot.books.rates
-    catalog = BudgetCatalog(known, lambda: rates, process.thresholds.spent)
+    catalog = BudgetCatalog(known, lambda: rates, process.thresholds)
     seeding, window = Seeding(house.database, MemoryStore(), catalog), Periods().of(budget, now_us()).window
     seeding.used(window)
     seeding.start()
@@ -162,3 +163,30 @@ async def test_budgets_that_nobody_draws_on_are_looked_at_in_turn(
     process = Process.of(house)
     for expected in ([10, 20], [10, 20, 30], [10, 20, 30], [10, 20, 30]):
         assert [percent for _, percent in await looked(house, process)] == expected
+
+
+async def test_the_first_refusal_of_a_hard_budget_is_told_once_a_period(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Told by what is left, not by a percentage: a hard budget never gets to its last nano."""
+    budget = await house.budget("0.0005", house.american, period="day", thresholds=[])
+    processes = [Process.of(house) for _ in range(2)]
+    period, key = Periods().of(budget, now_us()), house.key(house.american)
+    for process in (*processes, *processes):
+        house.admission._listener = process.thresholds
+        with pytest.raises(ApiError):
+            await house.admit(key, n=2)
+    with caplog.at_level(logging.WARNING):
+        assert await looked(house, *processes) == [("budget.refused", None)]
+    assert caplog.messages == [
+        f"budget {budget.id} (team {house.american.id}, day): a request that could cost 0.0007 USD was refused, 0.0005 USD of "
+        "0.0005 USD being left"
+    ]
+    (event,) = await told(house.database)
+    assert event["id"] == f"budget/{budget.id}/{period.window.window}/refused"
+    assert (event["data"]["left"], event["data"]["asked"]) == ("0.0005", "0.0007")
+    labels = {"scope": "team", "percent": "refused"}
+    counted = [
+        each.metrics.registry.get_sample_value("metergate_budget_thresholds_total", labels) for each in processes
+    ]
+    assert sorted(count or 0 for count in counted) == [0, 1]
