@@ -54,13 +54,43 @@ def read_folder_config(folder: Path) -> ModelConfig:
     path = folder / "config.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return _from_huggingface(values)
+        return _from_huggingface(_text_part(values))
     except FileNotFoundError as error:
         raise ModelError(f"{folder} has no config.json: copy it from the model's repository") from error
     except (ValueError, TypeError, IndexError) as error:
         raise ModelError(f"{path} is not a model's configuration ({error}): download it again") from error
     except KeyError as error:
         raise ModelError(f"{path} has no {error}: download it again, or take another model") from error
+
+
+TIED_UNLESS_SAID = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+"""transformers leaves out of a configuration what is its own default: for these the head is the embedding."""
+TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "Gemma3ForConditionalGeneration": {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1_000_000.0,
+    },
+}
+"""Models that also see, of which the text is served: what their configuration leaves out where it is transformers' default."""
+
+
+def _text_part(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's own part of a configuration that has several."""
+    architecture, text = values["architectures"][0], values.get("text_config")
+    if architecture not in TEXT_DEFAULTS or not isinstance(text, dict):
+        return values
+    outer = {
+        name: values[name]
+        for name in ("architectures", "dtype", "torch_dtype", "tie_word_embeddings")
+        if values.get(name) is not None
+    }
+    given = {name: item for name, item in text.items() if item is not None and name != "architectures"}
+    return {**TEXT_DEFAULTS[architecture], **outer, **given}
 
 
 def _from_huggingface(values: Mapping[str, Any]) -> ModelConfig:
@@ -77,7 +107,7 @@ def _from_huggingface(values: Mapping[str, Any]) -> ModelConfig:
         rms_norm_eps=float(values["rms_norm_eps"]),
         rope=_rope(values),
         max_position_embeddings=int(values["max_position_embeddings"]),
-        tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
+        tie_word_embeddings=bool(values.get("tie_word_embeddings", values["architectures"][0] in TIED_UNLESS_SAID)),
         dtype=str(values.get("dtype") or values.get("torch_dtype") or "float32"),
         own=values,
     )

@@ -58,8 +58,7 @@ class LayerLoader:
 
     def head(self) -> Matrix:
         """The output matrix: the embedding's own where the two are tied."""
-        own = not self._source.config.tie_word_embeddings and self._source.has("lm_head.weight")
-        name = "lm_head" if own else "model.embed_tokens"
+        name = "model.embed_tokens" if self._source.config.tie_word_embeddings else "lm_head"
         return self._operations.pack([self._source.matrix(f"{name}.weight")])
 
     def norm(self, name: str) -> torch.Tensor:

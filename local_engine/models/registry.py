@@ -23,6 +23,7 @@ ARCHITECTURES: Mapping[str, Callable[[ModelConfig], Family]] = {
     "MixtralForCausalLM": mixtral,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
+    "Gemma3ForConditionalGeneration": gemma3,
     "Phi3ForCausalLM": phi3,
     "llama": llama,
     "qwen2": qwen2,

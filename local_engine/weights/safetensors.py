@@ -23,16 +23,17 @@ class SafetensorsSource:
     def __init__(self, folder: Path) -> None:
         self.config = read_folder_config(folder)
         self._folder = folder
-        self._file_of = {name: path for path, names in _open_all(folder).items() for name in names}
+        self._place_of = {_text_name(name): (path, name) for path, names in _open_all(folder).items() for name in names}
         self.precision = self.config.dtype
         self.stores_bfloat16 = self.config.dtype == "bfloat16"
 
     def _tensor(self, name: str) -> torch.Tensor:
-        path = self._file_of.get(name)
-        if path is None:
+        place = self._place_of.get(name)
+        if place is None:
             raise ModelError(f"{self._folder} has no tensor {name}: it is incomplete, or of another family")
+        path, stored_name = place
         with safe_open(path, framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
+            tensor: torch.Tensor = file.get_tensor(stored_name)
         if tensor.dtype not in FLOATS:
             raise ModelError(
                 f"{path}: tensor {name} is {tensor.dtype}; this engine reads float32, float16 and bfloat16"
@@ -40,7 +41,7 @@ class SafetensorsSource:
         return tensor
 
     def has(self, name: str) -> bool:
-        return name in self._file_of
+        return name in self._place_of
 
     def matrix(self, name: str) -> StoredWeight:
         return stored(self._tensor(name))
@@ -53,6 +54,14 @@ class SafetensorsSource:
 
     def rotary_factors(self) -> torch.Tensor | None:
         return None
+
+
+def _text_name(name: str) -> str:
+    """A tensor's name in the language model alone, where the file holds more than that."""
+    for prefix, own in (("model.language_model.", "model."), ("language_model.", "")):
+        if name.startswith(prefix):
+            return own + name.removeprefix(prefix)
+    return name
 
 
 def _open_all(folder: Path) -> dict[Path, list[str]]:

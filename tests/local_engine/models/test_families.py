@@ -6,6 +6,7 @@ the engine drew. Where its two best logits lie within 1e-4, either is right; suc
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 import transformers
 from gguf import GGUFWriter
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from local_engine.batch import ScheduledSequence
 from local_engine.config import EngineConfig
@@ -153,6 +154,34 @@ def test_plain_torch_computes_the_same(tmp_path: Path) -> None:
         fast, plain = engine(tmp_path / family), engine(tmp_path / family, kernels="torch")
         assert "numba" in fast.precision and "numba" not in plain.precision
         torch.testing.assert_close(fast.logits(share), plain.logits(share), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("stored_as", "outer"), [("language_model.model.", "language_model."), ("model.language_model.", "")]
+)
+def test_the_text_of_a_model_that_also_sees_is_served(stored_as: str, outer: str, tmp_path: Path) -> None:
+    """Gemma 3 from 4B on: the language model is a part of the configuration and of the file."""
+    model = save_tiny(tmp_path, *FAMILIES["Gemma 3"])
+    values = json.loads((tmp_path / "config.json").read_text())
+    text = {name: item for name, item in values.items() if name not in ("architectures", "rms_norm_eps")}
+    whole = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": text,
+        "vision_config": {},
+        "dtype": "float32",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    weights = load_file(tmp_path / "model.safetensors")
+    renamed = {
+        stored_as + name.removeprefix("model.") if name.startswith("model.") else outer + name: tensor
+        for name, tensor in weights.items()
+    }
+    save_file({**renamed, "vision_tower.x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    tokens = list(range(5, 65))
+    with torch.inference_mode():
+        expected = model(torch.tensor([tokens])).logits[0]
+    actual = engine(tmp_path, max_model_len=128).logits([ScheduledSequence(0, tokens, 0, [0, 1, 2, 3], True, GREEDY)])
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
 
 
 def test_a_gguf_of_qwen_computes_what_its_safetensors_do(tmp_path: Path) -> None:

@@ -67,6 +67,18 @@ async def test_a_model_that_calls_is_heard_and_its_template_knows_the_tools(sdk:
     assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Bonn", "days": 2})
 
 
+async def test_a_loop_of_tools_goes_round(sdk: openai.AsyncOpenAI) -> None:
+    """The model calls, the caller answers the call, the model goes on: what each says is what the other is told."""
+    messages = says(CALL)
+    first = (await sdk.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)).choices[0].message
+    assert first.tool_calls
+    messages += [first.model_dump(exclude_none=True)]
+    messages += [{"role": "tool", "tool_call_id": call.id, "content": "<rain>"} for call in first.tool_calls]
+    second = (await sdk.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)).choices[0]
+    assert (second.message.content or "").endswith("<rain>|2weather")
+    assert second.finish_reason == "tool_calls", "a parrot says everything again, the call too"
+
+
 async def test_a_streamed_call_comes_in_pieces_that_join(sdk: openai.AsyncOpenAI) -> None:
     stream = await sdk.chat.completions.create(model=MODEL, messages=says(CALL + CALL), tools=TOOLS, stream=True)
     chunks = [chunk async for chunk in stream]
