@@ -22,6 +22,7 @@ cancel=unknown  an engine that knows no way to cancel a request
 tier=default                                            `service_tier` of the answer
 tools=N thought=WORDS                                   parallel tool calls, their arguments interleaved; reasoning
 on=MODEL key=END    the script counts only for this model, or where our key ends so; any other request is answered plainly
+fail_percent=N  so many of a hundred requests fail with 500, spread evenly
 fail_first=N    the first N requests that name it (by `tag=`) fail with 500
 """
 
@@ -86,6 +87,7 @@ class Book:
         self.kind = kind
         self.entries: list[Entry] = []
         self.connections = 0
+        self.asked = 0
         self.failed: dict[str, int] = {}
         self.cancelled: dict[str, Script] = {}
 
@@ -386,6 +388,13 @@ class Connection(asyncio.Protocol):
     def refuses(self, script: Script) -> bool:
         if "status" in script.values:
             return True
+        percent = script.number("fail_percent")
+        if percent:
+            self.book.asked += percent
+            if self.book.asked >= 100:
+                self.book.asked -= 100
+                script.values["status"] = "500"
+                return True
         tag = script.text("tag")
         if not tag or self.book.failed.get(tag, 0) >= script.number("fail_first"):
             return False

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
 _NOT_REPRESENTABLE = "22021"
 """PostgreSQL's character_not_in_repertoire: a NUL inside a text."""
+_BEYOND = frozenset({"22000", "22003"})
+"""Its numeric_value_out_of_range, and what the client library refuses to send it; SQLite's raises `OverflowError`."""
 _MISSING_FIELD = re.compile(r"missing required field `([^`]*)`")
 
 
@@ -80,6 +82,10 @@ def to_api_error(error: Exception) -> ApiError:
             return ApiError(error.status_code, error.detail, INVALID_REQUEST, None, None, dict(error.headers or {}))
         case sqlalchemy.exc.DBAPIError() if getattr(error.orig, "sqlstate", None) == _NOT_REPRESENTABLE:
             return invalid("A value has a character that no stored text can have.", None)
+        case sqlalchemy.exc.DBAPIError() if getattr(error.orig, "sqlstate", None) in _BEYOND:
+            return invalid("A number is beyond 64 bits.", None)
+        case OverflowError():
+            return invalid("A number is beyond 64 bits.", None)
         case sqlalchemy.exc.OperationalError() | sqlalchemy.exc.InterfaceError() | OSError():
             logger.warning("an admin request met no database: %s", type(error).__name__)
             return database_away()

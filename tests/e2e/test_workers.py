@@ -175,6 +175,7 @@ def test_sighup_reaches_every_worker(fleet: Fleet) -> None:
 
 def test_workers_die_with_their_parent(fleet: Fleet) -> None:
     """The last one: nothing is left of the product that the others shared."""
+
     def complete() -> list[int]:
         """Two workers, each with a recorder."""
         everyone = fleet.product.descendants()
