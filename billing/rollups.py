@@ -17,6 +17,7 @@ _TOKENS_AT: Final = {name: TRAFFIC_SUMS.index(name) for name in TOKEN_COLUMNS}
 _REASONING_AT: Final = TRAFFIC_SUMS.index("reasoning")
 _MONEY_AT: Final = TRAFFIC_SUMS.index(MONEY_COLUMNS[0])
 _NEGATIVE_AT: Final = TRAFFIC_SUMS.index("negative_margin")
+_UNREFERENCED_AT: Final = TRAFFIC_SUMS.index("unreferenced_nano")
 _LATENCY_AT: Final = TRAFFIC_SUMS.index("latency_us")
 _HISTOGRAM_AT: Final = TRAFFIC_SUMS.index(LATENCY_COLUMNS[0])
 _LATENCY_BOUNDS_US: Final = [bound * 1000 for bound in LATENCY_BOUNDS_MS]
@@ -65,6 +66,8 @@ def traffic_rows(records: Iterable[UsageRecord]) -> Rows:
             if money is not None:
                 sums[at] += money.nano
             at += 1
+        if rated.list is not None and rated.reference is None:
+            sums[_UNREFERENCED_AT] += rated.list.nano
         if rated.margin is not None and sign * rated.margin.nano < 0:
             sums[_NEGATIVE_AT] += sign
         sums[_LATENCY_AT] += sign * record.latency_us

@@ -9,8 +9,8 @@ from sqlalchemy import bindparam, func, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.coarse import FINE, cover
-from billing.coarse_tables import rollup_routes
+from billing.coarse import FINE, Piece, cover
+from billing.coarse_tables import UNREFERENCED, rollup_routes
 from billing.columns import Int64, RequestIdType
 from billing.database import is_overflow
 from billing.errors import NoRate
@@ -18,7 +18,7 @@ from billing.exchange import RateBook, RateKind
 from billing.folding import folded_until
 from billing.money import INT64_MAX, Money, divide_half_even
 from billing.rollup_reads import rollup_sums
-from billing.tables import OVERFLOWED, UNREFERENCED, rollup_traffic
+from billing.tables import OVERFLOWED, rollup_traffic
 from billing.times import QUARTER_US, first_id_at
 
 MOST: Final = INT64_MAX
@@ -85,21 +85,20 @@ def _by(connection: AsyncConnection, index: str) -> str:
 async def _spent_by_all(
     connection: AsyncConnection, currency: str, span: tuple[int, int], rates: RateBook | None
 ) -> Money:
-    total, foreign = 0, set()
+    total, elsewhere = 0, False
     for row in await rollup_sums(connection, [span], ["list_nano", "reference_nano"]):
         list_nano, reference_nano = row.sums
         if row.list_currency == currency:
             total += list_nano
-            continue
-        if row.settlement_currency == currency:
+        elif row.settlement_currency == currency:
             total += reference_nano
-        if row.list_currency:
-            foreign.add(row.settlement_currency)
+        else:
+            elsewhere = elsewhere or row.list_currency != ""
     others: Counter[tuple[int, str]] = Counter()
-    if currency in foreign:
-        others.update(await _unreferenced(connection, currency, span))
-    if foreign - {currency}:
-        others.update(await _settled_elsewhere(connection, currency, span))
+    for piece in cover((QUARTER_US,), await folded_until(connection), *span):
+        others.update(await _unreferenced(connection, currency, piece))
+        if elsewhere:
+            others.update(await _settled_elsewhere(connection, currency, piece))
     for (bucket_us, base), nano in others.items():
         quote = None
         if rates is not None:
@@ -112,34 +111,31 @@ async def _spent_by_all(
     return Money(currency, total)
 
 
-async def _unreferenced(connection: AsyncConnection, currency: str, span: tuple[int, int]) -> Counter[tuple[int, str]]:
+async def _unreferenced(connection: AsyncConnection, currency: str, piece: Piece) -> Counter[tuple[int, str]]:
     """List amounts per quarter-hour and currency that settle in `currency` and had no reference rate."""
+    table = "rollup_traffic"
+    if piece.span_us != FINE:
+        table = f"rollup_routes {_by(connection, 'ix_rollup_routes_unreferenced')}"
     query = text(
-        f"SELECT bucket_us, list_currency, SUM(list_nano) FROM rollup_traffic "
-        f"{_by(connection, 'ix_rollup_traffic_unreferenced')} WHERE {UNREFERENCED} AND bucket_us >= :first "
+        f"SELECT bucket_us, list_currency, SUM(unreferenced_nano) FROM {table} WHERE {UNREFERENCED} AND bucket_us >= :first "
         "AND bucket_us < :end AND settlement_currency = :currency AND list_currency <> :currency "
-        "GROUP BY bucket_us, list_currency"
-    ).bindparams(bindparam("first", span[0], Int64), bindparam("end", span[1], Int64))
+        f"{'' if piece.span_us == FINE else f'AND span_us = {piece.span_us}'} GROUP BY bucket_us, list_currency"
+    ).bindparams(bindparam("first", piece.start_us, Int64), bindparam("end", piece.end_us, Int64))
     found = await connection.execute(query, {"currency": currency})
     return Counter({(bucket_us, base): int(nano) for bucket_us, base, nano in found})
 
 
-async def _settled_elsewhere(
-    connection: AsyncConnection, currency: str, span: tuple[int, int]
-) -> Counter[tuple[int, str]]:
+async def _settled_elsewhere(connection: AsyncConnection, currency: str, piece: Piece) -> Counter[tuple[int, str]]:
     """List amounts per quarter-hour and currency that settle in another currency than `currency`, and are not listed in it."""
-    found: Counter[tuple[int, str]] = Counter()
-    for piece in cover((QUARTER_US,), await folded_until(connection), *span):
-        table = rollup_traffic if piece.span_us == FINE else rollup_routes
-        cells = table.c
-        query = (
-            select(cells.bucket_us, cells.list_currency, func.sum(cells.list_nano))
-            .where(cells.bucket_us >= piece.start_us, cells.bucket_us < piece.end_us, cells.list_nano != 0)
-            .where(cells.settlement_currency != currency, cells.list_currency != currency)
-            .group_by(cells.bucket_us, cells.list_currency)
-        )
-        if piece.span_us != FINE:
-            query = query.where(cells.span_us == piece.span_us)
-        for bucket_us, base, nano in await connection.execute(query):
-            found[bucket_us, base] += int(nano)
-    return found
+    table = rollup_traffic if piece.span_us == FINE else rollup_routes
+    cells = table.c
+    query = (
+        select(cells.bucket_us, cells.list_currency, func.sum(cells.list_nano))
+        .where(cells.bucket_us >= piece.start_us, cells.bucket_us < piece.end_us, cells.list_nano != 0)
+        .where(cells.settlement_currency != currency, cells.list_currency != currency)
+        .group_by(cells.bucket_us, cells.list_currency)
+    )
+    if piece.span_us != FINE:
+        query = query.where(cells.span_us == piece.span_us)
+    found = await connection.execute(query)
+    return Counter({(bucket_us, base): int(nano) for bucket_us, base, nano in found})

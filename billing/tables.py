@@ -369,10 +369,9 @@ TRAFFIC_SUMS: Final = (
     "latency_us",
     *LATENCY_COLUMNS,
     "negative_margin",
+    "unreferenced_nano",
 )
-UNREFERENCED: Final = "reference_nano = 0 AND list_nano <> 0"
-"""Cells whose list amount had no reference rate into the settlement currency; what their index holds."""
-_ADDED_LATER: Final = ("margin_nano", "negative_margin")
+_ADDED_LATER: Final = ("margin_nano", "negative_margin", "unreferenced_nano")
 
 rollup_traffic = Table(
     "rollup_traffic",
@@ -384,14 +383,9 @@ rollup_traffic = Table(
     *(_count(name, server_default=text("0") if name in _ADDED_LATER else None) for name in TRAFFIC_SUMS),
     Index("ix_rollup_traffic_team", "team_id", "bucket_us"),
     Index("ix_rollup_traffic_key", "key_id", "bucket_us"),
-    Index(
-        "ix_rollup_traffic_unreferenced",
-        "bucket_us",
-        sqlite_where=text(UNREFERENCED),
-        postgresql_where=text(UNREFERENCED),
-    ),
     **_BY_ID,
 )
 """Per UTC quarter-hour, for dashboards, budgets and reports: requests, tokens and money of one key on one route. Money is in
 here too, because a key's spend is asked for at every admission. Unpriced requests add nothing to the sums and one to
-`unpriced`; a latency column counts the requests up to its bound and above the previous one."""
+`unpriced`; `unreferenced_nano` is what of the list amount had no reference rate; a latency column counts the requests up to
+its bound and above the previous one."""

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import insert, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.database import open_database
 from billing.ledger import record
+from billing.tables import usage
 from billing.usage import Usage
 from gateway.database import upgrade
-from tests.billing.helpers import rated_record
+from tests.billing.helpers import NOON_US, rated_record, request_id
+
+_TEXTS = ("team_id", "key_id", "model", "surface", "settlement_currency", "rate_ids")
+_COUNTS = ("total_input", "total_output", "reasoning", "compute_us", "latency_us", "recorded_at_us")
+_PINS = ("pin_book", "pin_rates", "pin_terms")
+ROW: dict[str, object] = dict.fromkeys(_TEXTS, "x") | dict.fromkeys((*_COUNTS, *_PINS), 0)
+ROW |= {
+    "id": request_id(NOON_US),
+    "kind": "usage",
+    "status": "failed",
+    "tags": "{}",
+    "estimated": False,
+    "streamed": False,
+}
 
 
 async def test_rows_stay_and_the_new_checks_hold_in_a_connection_that_was_open(empty_sqlite_url: str) -> None:
@@ -19,7 +33,7 @@ async def test_rows_stay_and_the_new_checks_hold_in_a_connection_that_was_open(e
     engine = open_database(empty_sqlite_url)
     try:
         async with engine.begin() as connection:
-            await record(connection, [rated_record(Usage(output=5), status="failed")])
+            await connection.execute(insert(usage).values(ROW))
         await upgrade(empty_sqlite_url)
         async with engine.begin() as connection:
             assert await connection.scalar(text("SELECT status FROM usage")) == "failed"
