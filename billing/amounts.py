@@ -11,7 +11,7 @@ from billing.books import Books, Pins
 from billing.exchange import IDENTITY, Quote, RateKind
 from billing.money import INT64_MAX, MICRO, Money, divide_half_even
 from billing.prices import UNIT_SIZE, PriceRow
-from billing.rated import OVERFLOW, AttemptUsage, Payer, RatedLine
+from billing.rated import OVERFLOW, AttemptUsage, Payer, RatedAttempt, RatedLine
 from billing.terms import settlement_quote
 from billing.usage import TokenClass
 
@@ -189,3 +189,30 @@ def no_price(attempt: AttemptUsage, token_class: TokenClass) -> str:
     if attempt.service_tier != "default" or attempt.processing != "standard":
         kind = f" (tier {attempt.service_tier}, {attempt.processing})"
     return f"no price for {token_class} of {attempt.model} on price list {attempt.price_list}{kind}"
+
+
+def rate_hours(books: Books, pins: Pins, at_us: int, attempt: AttemptUsage) -> RatedAttempt:
+    """engine time x price of an hour x rate of the provider's terms, rounded half-even once."""
+    hour = attempt.cost_per_hour
+    assert hour is not None
+    quote, paid_in = paid_at(books, pins, at_us, attempt.provider, hour.currency)
+    if quote is None:
+        return RatedAttempt(attempt.sequence, None, (), no_rate(hour.currency, paid_in), hour)
+    nano = divide_half_even(
+        attempt.usage.compute_us * hour.nano * quote.numerator, UNIT_SIZE["hour"] * quote.denominator
+    )
+    if nano > INT64_MAX:
+        return RatedAttempt(attempt.sequence, None, (), f"{OVERFLOW}: the cost is beyond 64 bits", hour)
+    return RatedAttempt(attempt.sequence, Money(paid_in, nano), (), None, hour)
+
+
+def paid_at(books: Books, pins: Pins, at_us: int, provider: str, currency: str) -> tuple[Quote | None, str]:
+    """At which rate, and in which currency, we pay this provider what stands in `currency`. No rate: none is in force."""
+    terms = books.terms.find_provider(provider, currency, at_us, pins.terms)
+    if terms is None:
+        return IDENTITY, currency
+    return terms.settlement(books.rates, at_us, pins.rates), terms.quote
+
+
+def no_rate(currency: str, paid_in: str) -> str:
+    return f"no rate in force for provider terms from {currency} to {paid_in}"

@@ -82,8 +82,11 @@ async def break_even(
     start_us: int,
     end_us: int,
     at_us: int,
+    own_list: str | None = None,
 ) -> BreakEven:
-    """The report over whole quarter-hours. Raises `InvalidQuery` for a range beyond 92 days, a cost that is not positive, or a
+    """The report over whole quarter-hours. `own_list` is what the engine is sold at (None: under its own name), and no upstream.
+
+    Raises `InvalidQuery` for a range beyond 92 days, a cost that is not positive, or a
     range without tokens of this provider."""
     if not 0 < end_us - start_us <= MAX_RANGE_US or start_us % QUARTER_US or end_us % QUARTER_US:
         raise InvalidQuery("end: a break-even report covers up to 92 days of whole quarter-hours", field="end")
@@ -100,7 +103,7 @@ async def break_even(
     capacity = Fraction(total * HOUR_US, compute_us) if compute_us else None
     compared = [
         _compare(name, model, cost, total, cost_per_hour, elapsed, capacity)
-        for name, model, cost in _upstreams(books, tokens, cost_per_hour.currency, at_us, provider)
+        for name, model, cost in _upstreams(books, tokens, cost_per_hour.currency, at_us, own_list or provider)
     ]
     currency = cost_per_hour.currency
     return BreakEven(

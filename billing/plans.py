@@ -12,7 +12,9 @@ from bisect import bisect_left, bisect_right
 from math import gcd
 from typing import Final, NamedTuple, TypeAlias
 
-from billing.amounts import NANO_PER_MICRO, RatesUsed, rate_ids_of, rates_to
+from msgspec.structs import replace
+
+from billing.amounts import NANO_PER_MICRO, RatesUsed, margin_of, rate_hours, rate_ids_of, rates_to
 from billing.books import Books, Pins
 from billing.exchange import IDENTITY, Quote, RateKind
 from billing.money import INT64_MAX, MICRO, Money, divide_half_even
@@ -123,7 +125,10 @@ class Plans:
         if not lines or max(listed, settled, policy, reference, cost) > INT64_MAX:
             return None
         sums = (listed, settled, policy, reference, cost)
-        return self._answer(plan, payer.currency, attempt.sequence, tuple(lines), tuple(cost_ids), sums)
+        answer = self._answer(plan, payer.currency, attempt.sequence, tuple(lines), tuple(cost_ids), sums)
+        if attempt.cost_per_hour is None or answer is None or not attempt.by_the_hour:
+            return answer
+        return _by_the_hour(books, pins, at_us, plan, attempt, answer)
 
     def _plan(
         self, books: Books, pins: Pins, at_us: int, payer: Payer, attempt: AttemptUsage, total_input: int
@@ -191,6 +196,19 @@ class Plans:
             self._plans.clear()
         self._plans[key] = plan
         return plan
+
+
+def _by_the_hour(
+    books: Books, pins: Pins, at_us: int, plan: Plan, attempt: AttemptUsage, answer: Rated
+) -> Rated | None:
+    """The same, but that it costs engine time."""
+    assert plan.rates is not None
+    found = rate_hours(books, pins, at_us, attempt)
+    if found.cost is None:
+        return None
+    margin, margin_rates = margin_of(books, pins, at_us, answer.settled, found.cost)
+    rate_ids = rate_ids_of([plan.rates], margin_rates)
+    return replace(answer, cost=found.cost, attempts=(found,), margin=margin, rate_ids=rate_ids)
 
 
 def plans_of(books: Books) -> Plans:

@@ -19,14 +19,17 @@ from billing.amounts import (
     by_the_hour,
     margin_of,
     no_price,
+    no_rate,
+    paid_at,
     quantities,
+    rate_hours,
     rate_ids_of,
     rate_lines,
     rates_to,
 )
 from billing.books import Books, Pins
 from billing.errors import NoPrice, NoRate, NoTerms
-from billing.exchange import IDENTITY, Quote, RateKind
+from billing.exchange import Quote, RateKind
 from billing.money import INT64_MAX, MICRO, Money, divide_half_even
 from billing.plans import plans_of
 from billing.prices import UNIT_SIZE
@@ -65,7 +68,7 @@ def rate(
     """The request's amounts: charged is what the answering attempt used (None: nobody answered, the charge is zero) at the
     team's sell price, the cost is the sum over all attempts at the providers' prices. Never raises for a missing price, rate or
     terms: the reason is in the answer."""
-    if charged is not None and len(attempts) == 1 and attempts[0] is charged and charged.cost_per_hour is None:
+    if charged is not None and len(attempts) == 1 and attempts[0] is charged:
         planned = plans_of(books).rate(books, pins, at_us, payer, charged)
         if planned is not None:
             return planned
@@ -178,7 +181,7 @@ def _list_currency(books: Books, pins: Pins, at_us: int, attempt: AttemptUsage) 
 
 def _rate_attempt(books: Books, pins: Pins, at_us: int, attempt: AttemptUsage, found: Priced) -> RatedAttempt:
     if attempt.by_the_hour:
-        return _rate_hours(books, pins, at_us, attempt)
+        return rate_hours(books, pins, at_us, attempt)
     if not found:
         named = _list_currency(books, pins, at_us, attempt)
         return RatedAttempt(attempt.sequence, Money(named, 0) if named else None, (), None)
@@ -190,9 +193,9 @@ def _rate_attempt(books: Books, pins: Pins, at_us: int, attempt: AttemptUsage, f
             if by_the_hour(found):
                 continue
             return RatedAttempt(attempt.sequence, None, (), no_price(attempt, token_class))
-        quote, paid_in = _paid(books, pins, at_us, attempt.provider, row.currency)
+        quote, paid_in = paid_at(books, pins, at_us, attempt.provider, row.currency)
         if quote is None:
-            return RatedAttempt(attempt.sequence, None, (), _no_rate(row.currency, paid_in))
+            return RatedAttempt(attempt.sequence, None, (), no_rate(row.currency, paid_in))
         if currency not in (None, paid_in):
             return RatedAttempt(attempt.sequence, None, (), "the book prices this model in several currencies")
         currency = paid_in
@@ -201,33 +204,6 @@ def _rate_attempt(books: Books, pins: Pins, at_us: int, attempt: AttemptUsage, f
     if total > INT64_MAX or currency is None:
         return RatedAttempt(attempt.sequence, None, (), f"{OVERFLOW}: the cost is beyond 64 bits")
     return RatedAttempt(attempt.sequence, Money(currency, total), tuple(ids), None)
-
-
-def _rate_hours(books: Books, pins: Pins, at_us: int, attempt: AttemptUsage) -> RatedAttempt:
-    """engine time x price of an hour x rate of the provider's terms, rounded half-even once."""
-    hour = attempt.cost_per_hour
-    assert hour is not None
-    quote, paid_in = _paid(books, pins, at_us, attempt.provider, hour.currency)
-    if quote is None:
-        return RatedAttempt(attempt.sequence, None, (), _no_rate(hour.currency, paid_in), hour)
-    nano = divide_half_even(
-        attempt.usage.compute_us * hour.nano * quote.numerator, UNIT_SIZE["hour"] * quote.denominator
-    )
-    if nano > INT64_MAX:
-        return RatedAttempt(attempt.sequence, None, (), f"{OVERFLOW}: the cost is beyond 64 bits", hour)
-    return RatedAttempt(attempt.sequence, Money(paid_in, nano), (), None, hour)
-
-
-def _paid(books: Books, pins: Pins, at_us: int, provider: str, currency: str) -> tuple[Quote | None, str]:
-    """At which rate, and in which currency, we pay this provider what stands in `currency`. No rate: none is in force."""
-    terms = books.terms.find_provider(provider, currency, at_us, pins.terms)
-    if terms is None:
-        return IDENTITY, currency
-    return terms.settlement(books.rates, at_us, pins.rates), terms.quote
-
-
-def _no_rate(currency: str, paid_in: str) -> str:
-    return f"no rate in force for provider terms from {currency} to {paid_in}"
 
 
 def _total_cost(books: Books, pins: Pins, at_us: int, attempts: Sequence[RatedAttempt]) -> Money | None:

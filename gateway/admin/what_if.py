@@ -112,6 +112,7 @@ class BreakEvenController(Controller):
                 start_us=start_us,
                 end_us=end_us,
                 at_us=now_us(),
+                own_list=price_lists(rooms)(provider),
             )
 
 

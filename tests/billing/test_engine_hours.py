@@ -17,7 +17,7 @@ from billing.exchange import RateKind
 from billing.ledger import record, usage_row
 from billing.money import INT64_MAX, NANO, Money
 from billing.publishing import publish_price
-from billing.rating import AttemptUsage, Payer, Rated, rate
+from billing.rating import AttemptUsage, Payer, Rated, rate, rate_in_full
 from billing.records import AttemptRecord, UsageRecord
 from billing.rerating import rerate
 from billing.times import HOUR_US, quarter_of, time_us_of
@@ -43,7 +43,17 @@ def rated(usage: Usage, world: Books = FOUNDING, hour: Money = HOUR, provider: s
 def test_the_cost_is_the_exact_share_of_an_hour_rounded_once_and_the_sale_knows_nothing_of_it(
     compute_us: int, hour_nano: int, output: int
 ) -> None:
-    found = rated(Usage(output=output, compute_us=compute_us), hour=Money("USD", hour_nano))
+    attempt = AttemptUsage(
+        1,
+        "deepseek",
+        "deepseek-chat",
+        "local",
+        Usage(output=output, compute_us=compute_us),
+        cost_per_hour=Money("USD", hour_nano),
+    )
+    asked = {"at_us": NOON_US, "payer": TEAM, "charged": attempt, "attempts": [attempt]}
+    found = rate(FOUNDING, FOUNDING.pins(), **asked)  # type: ignore[arg-type]
+    assert found == rate_in_full(FOUNDING, FOUNDING.pins(), **asked), "with a plan or the long way"  # type: ignore[arg-type]
     assert found.cost is not None
     exact = Fraction(compute_us * hour_nano, HOUR_US)
     assert found.cost == Money("USD", round(exact))  # round() of a Fraction is half-even

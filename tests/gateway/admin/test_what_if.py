@@ -95,6 +95,10 @@ async def test_the_break_even_of_an_engine(
     (upstream,) = answer["upstreams"]
     assert (upstream["cost_per_mtok"]["amount"], upstream["break_even_tokens_per_hour"]) == ("0.42", 2_000_000)
     assert (upstream["break_even_percent"], upstream["cheaper"]) == ("200", "upstream")
+    own = {"provider": "metergate", "model": "smollm2-135m-instruct", "token_class": "output", "currency": "USD"}
+    await operator.post("/prices", {**own, "amount": "0.02"})
+    again = await operator.get("/reports/break-even", **asked, cost_per_hour="0.84", currency="USD")
+    assert [each["provider"] for each in again["upstreams"]] == ["deepseek"], "what it is sold at is no upstream"
     for more, field in (({}, "cost_per_hour"), ({"cost_per_hour": "1"}, "currency")):
         error = (await operator.get("/reports/break-even", **asked, **more, status=422))["error"]
         assert error["param"] == field
