@@ -15,7 +15,7 @@ from gateway.dashboard.visit import Visit
 
 GROUPS: Final = ("team", "key", "model", "provider")
 FILTERS: Final = {"team": "team_id", "key": "key_id", "model": "model", "provider": "provider"}
-SHOWN: Final = 500
+SHOWN: Final = 100
 
 
 class ExploreController(Controller):

@@ -157,7 +157,9 @@ def read_visit(request: Request[Any, Any, Any], services: Services, session: Ses
 
 
 def total(moneys: Sequence[Sequence[Mapping[str, str]]]) -> list[Json]:
-    """Lists of money added up per currency, exactly."""
+    """Lists of money added up per currency, exactly; one alone is its own sum."""
+    if len(moneys) == 1:
+        return [dict(view) for view in moneys[0]]
     sums: dict[str, int] = {}
     for each in moneys:
         for view in each:

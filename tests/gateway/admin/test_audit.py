@@ -12,13 +12,18 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from billing.tables import metadata
+from billing.times import HOUR_US, format_time, now_us
 from gateway.admin.audit import verify
 from gateway.admin.roles import RULES
 from gateway.admin.tables import audit_log
 from tests.gateway.admin.conftest import ADMIN_KEY, Gateway, Operator
 from tests.gateway.admin.test_usage import book, serve
 
-READS_BY_POST = {"POST /admin/v1/what-if"}
+READS_BY_POST = {"POST /admin/v1/what-if", "POST /admin/v1/usage/rerating"}
+NEEDS_A_FEED = {"POST /admin/v1/rates/fetch"}
+
+
+START = "2026-01-01T00:00:00Z"
 
 
 async def every_write(gateway: Gateway, operator: Operator) -> set[str]:
@@ -49,10 +54,15 @@ async def every_write(gateway: Gateway, operator: Operator) -> set[str]:
     await operator.post(f"/redemption-codes/{codes['id']}/end", status=200)
     request = await serve(gateway, team, key=key)
     await operator.post(f"/usage/requests/{request}/corrections", {"action": "reverse", "reason": "test"})
+    await serve(gateway, team, key=key, model="unpriced")
+    await operator.post("/prices", {**rows[0], "provider": "deepseek", "model": "unpriced", "effective_from": START})
+    span = {"start": format_time(now_us() - HOUR_US), "end": format_time(now_us()), "model": "unpriced"}
+    plan = (await operator.post("/usage/rerating", span, status=200))["plan"]
+    await operator.post("/usage/rerating/apply", {**span, "plan": plan, "reason": "test"})
     await statements(operator, team)
     token = await operator.post("/tokens", {"name": "t", "role": "viewer"})
     await operator.post(f"/tokens/{token['id']}/revoke", status=200)
-    return {route for route in RULES if not route.startswith("GET ")} - READS_BY_POST
+    return {route for route in RULES if not route.startswith("GET ")} - READS_BY_POST - NEEDS_A_FEED
 
 
 async def statements(operator: Operator, team: str) -> None:
