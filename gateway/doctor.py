@@ -15,6 +15,7 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import httpx
 from sqlalchemy import make_url
@@ -29,7 +30,8 @@ from gateway.routing.provider import Provider
 from gateway.serve.engines import bundled
 from gateway.serve.errors import StartError
 from gateway.serve.preflight import MIN_FREE_BYTES, check_engine_installed
-from gateway.settings import Settings, redact_url
+from gateway.settings import Settings, WebhookSettings, redact_url
+from gateway.webhooks.addresses import ForbiddenAddress, resolve
 
 TIMEOUT_S: Final = 10
 
@@ -69,6 +71,8 @@ async def examine(settings: Settings) -> list[Check]:
     if checks[-1].health is Health.OK:
         checks.append(await _guarded("books", lambda: _books(settings)))
     checks.append(await _guarded("redis", lambda: _redis(settings)))
+    if settings.webhook.url is not None:
+        checks.append(await _guarded("webhook", lambda: _webhook(settings.webhook)))
     remote = [
         _guarded(f"provider {name}", lambda name=name: _remote_provider(name, settings))  # type: ignore[misc]
         for name, provider in settings.providers.items()
@@ -174,6 +178,20 @@ async def _books(settings: Settings) -> Check:
     if aside:
         return warn("books", f"{aside} records set aside", "mend what they lack, then `metergate journal replay`")
     return ok("books", f"rollups and wallets equal their rows over {LOOK_BACK_HOURS} hours; nothing is set aside")
+
+
+async def _webhook(webhook: WebhookSettings) -> Check:
+    """Where events would go. Nothing is sent."""
+    assert webhook.url is not None
+    parts = urlsplit(webhook.url)
+    host = parts.hostname or ""
+    try:
+        address = await resolve(host, parts.port or (443 if parts.scheme == "https" else 80), webhook.allowed())
+    except ForbiddenAddress as error:
+        return fail("webhook", str(error), "set webhook.networks, or another webhook.url")
+    except OSError as error:
+        return fail("webhook", f"{host} has no address: {error}", "put webhook.url right")
+    return ok("webhook", f"events go to {host} ({address})")
 
 
 async def _redis(settings: Settings) -> Check:
