@@ -57,11 +57,13 @@ class Reply:
         *,
         named: bool = False,
         parallel: bool = True,
+        show_reasoning: bool = True,
     ) -> None:
         """`named`: the request named the function to call, so that a call is no news (`finish_reason` stays `stop`).
-        `parallel` false: only the first call is passed on.
+        `parallel` false: only the first call is passed on; `show_reasoning` false: reasoning is not.
         """
         self._reasoning, self._tools, self._named, self._parallel = reasoning, tools, named, parallel
+        self._show_reasoning = show_reasoning
         self._called = False
 
     @property
@@ -86,6 +88,7 @@ class Reply:
         return said + Piece(content, "", self._passed(calls))
 
     def _parsed(self, reasoning: str, text: str) -> Piece:
+        reasoning = reasoning if self._show_reasoning else ""
         if self._tools is None:
             return Piece(text, reasoning)
         content, calls = self._tools.feed(text)

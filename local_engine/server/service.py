@@ -24,7 +24,7 @@ from .reasoning import ReasoningParser
 from .replies import Reply
 from .requests import ChatRequest, CompletionRequest, EmbeddingRequest, NamedTool, TokenizeRequest
 from .sampling import DEFAULT_COMPLETION_TOKENS, ParameterBuilder, chat_output_tokens, completion_output_tokens
-from .structure import grammar_of
+from .structure import grammar_of, wants_structure
 from .tool_calls import ToolParser
 from .tool_parsers import NamedParser, RequiredParser, keeps_special_tokens, new_tool_parser
 
@@ -120,7 +120,7 @@ class Service:
         self.check_model(body.model)
         wanted = chat_output_tokens(body)
         auto = self._calls_freely(body)
-        grammar = await asyncio.to_thread(grammar_of, body)
+        grammar = await self._grammar(body)
         text = self.render(body)
         prompt = await self.encode(text, add_special_tokens=body.add_special_tokens)
         prompt = builder.truncated(body, prompt, wanted)
@@ -141,7 +141,7 @@ class Service:
         wanted = completion_output_tokens(body)
         found = await self._prompts(body.prompt, "prompt", special=body.add_special_tokens)
         prompts = [builder.truncated(body, prompt, wanted) for prompt in found]
-        grammar = await asyncio.to_thread(grammar_of, body)
+        grammar = await self._grammar(body)
         params = builder.build(
             body, prompts, wanted=wanted, param="prompt", unasked=DEFAULT_COMPLETION_TOKENS, grammar=grammar
         )
@@ -166,11 +166,19 @@ class Service:
         return self._submit(body, request_id, prompts, builder.pooling(body, prompts, self.pooling), n=1)
 
     def new_reply(self, body: ChatRequest) -> Reply:
-        """The parsers of one choice's text. Reasoning is looked for where the answer is free text."""
+        """The parsers of one choice's text. Reasoning is looked for in free text: a grammar leaves no room for it."""
         name, tools = self.settings.reasoning_parser, self._tool_parser(body)
-        forced = isinstance(tools, RequiredParser | NamedParser)
-        reasoning = ReasoningParser(name) if name is not None and not forced and body.include_reasoning else None
-        return Reply(reasoning, tools, named=isinstance(tools, NamedParser), parallel=body.parallel_tool_calls)
+        return Reply(
+            ReasoningParser(name) if name is not None and not wants_structure(body) else None,
+            tools,
+            named=isinstance(tools, NamedParser),
+            parallel=body.parallel_tool_calls,
+            show_reasoning=body.include_reasoning,
+        )
+
+    async def _grammar(self, body: ChatRequest | CompletionRequest) -> str | None:
+        """Checked off the event loop: a schema may be large."""
+        return await asyncio.to_thread(grammar_of, body) if wants_structure(body) else None
 
     def _tool_parser(self, body: ChatRequest) -> ToolParser | None:
         if not body.tools:

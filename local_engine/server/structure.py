@@ -18,6 +18,11 @@ CHECKED_GRAMMARS = 256
 """Grammars whose check is remembered."""
 
 
+def wants_structure(body: ChatRequest | CompletionRequest) -> bool:
+    """Whether the answer is anything but free text."""
+    return bool(_asked(body))
+
+
 def grammar_of(body: ChatRequest | CompletionRequest) -> str | None:
     """From `response_format`, vLLM's `structured_outputs` and `guided_*`, or a `tool_choice` that demands a call."""
     asked = _asked(body)
