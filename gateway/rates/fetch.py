@@ -11,6 +11,8 @@ from gateway.settings import RateFeedSettings
 from gateway.webhooks.addresses import ForbiddenAddress, pinned
 
 MOST_BYTES: Final = 8 << 20
+PLAIN: Final = {"accept-encoding": "identity"}
+"""A file of rates is small; what is packed could be anything."""
 
 
 class FetchError(Exception):
@@ -34,14 +36,16 @@ async def fetch(feed: RateFeedSettings) -> str:
 
 async def _body(feed: RateFeedSettings) -> bytes:
     async with httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=feed.timeout_s) as client:
-        request = await pinned(client, "GET", httpx.URL(feed.address), feed.allowed())
+        request = await pinned(client, "GET", httpx.URL(feed.address), feed.allowed(), headers=PLAIN)
         response = await client.send(request, stream=True)
         try:
             if response.status_code != 200:
                 advice = "; redirects are not followed" if response.is_redirect else ""
                 raise FetchError(f"answered with status {response.status_code}{advice}")
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise FetchError("answered with an encoding that was not asked for")
             body = bytearray()
-            async for part in response.aiter_bytes():
+            async for part in response.aiter_raw():
                 body += part
                 if len(body) > MOST_BYTES:
                     raise FetchError(f"the answer is larger than {MOST_BYTES} bytes")
