@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,16 +24,19 @@ from .heartbeat import BEAT_EVERY_S, CoreWatch
 from .messages import (
     HEADER,
     Abort,
+    AdapterDone,
     AddSequence,
     Beat,
     Failed,
     FromCore,
+    LoadAdapter,
     Progress,
     Ready,
     ResetPrefixCache,
     Start,
     Stats,
     StepDone,
+    UnloadAdapter,
     frame,
 )
 from .metrics import EngineMetrics
@@ -88,6 +91,7 @@ class AsyncEngine:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._adapter_answers: deque[asyncio.Future[str | None]] = deque()
         self._next_sequence = 1
         self._by_sequence: dict[int, tuple[Generation, Choice]] = {}
         self._live: dict[str, Generation] = {}
@@ -175,6 +179,14 @@ class AsyncEngine:
     def reset_prefix_cache(self) -> None:
         self._send(ResetPrefixCache())
 
+    async def change_adapters(self, message: LoadAdapter | UnloadAdapter) -> str | None:
+        """None when it is done, or why not. Raises `EngineDead`."""
+        self._check_open(0)
+        answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._adapter_answers.append(answer)
+        self._send(message)
+        return await answer
+
     @property
     def live_count(self) -> int:
         return len(self._live)
@@ -258,6 +270,11 @@ class AsyncEngine:
                 if isinstance(message, Beat):
                     self.watch.heard(message.step_ms)
                     continue
+                if isinstance(message, AdapterDone):
+                    answer = self._adapter_answers.popleft()
+                    if not answer.done():  # whoever asked may have gone
+                        answer.set_result(message.error)
+                    continue
                 assert isinstance(message, StepDone)
                 self.watch.heard()
                 self._apply(message)
@@ -313,6 +330,10 @@ class AsyncEngine:
         generation.end(error)
 
     def _fail_all(self, message: str) -> None:
+        while self._adapter_answers:
+            answer = self._adapter_answers.popleft()
+            if not answer.done():
+                answer.set_exception(EngineDead(message))
         generations = {id(generation): generation for generation, _ in self._by_sequence.values()}
         self._by_sequence.clear()
         for generation in generations.values():

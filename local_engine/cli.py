@@ -141,6 +141,11 @@ def _model_flags(group: argparse._ArgumentGroup, default: dict[str, object]) -> 
     add("--speculative-config", type=speculative_flag, help='such as {"method": "ngram", "num_speculative_tokens": 4}')
     add("--enable-lora", action="store_true", help="serve adapters beside the model")
     add("--lora-modules", type=lora_flag, nargs="+", default=(), help="NAME=FOLDER of each adapter (PEFT's format)")
+    add(
+        "--allow-runtime-lora-updating",
+        action="store_true",
+        help="callers may load adapters from this machine's folders",
+    )
     add("--max-lora-rank", type=int, default=default["max_lora_rank"])
     add("--max-logprobs", type=int, default=default["max_logprobs"])
     add("--seed", type=int, help="seeds the seeds of requests that name none")

@@ -91,6 +91,8 @@ class EngineConfig:
     lora_modules: tuple[tuple[str, str], ...] = ()
     """(Name, folder) of each adapter; a request names one instead of the model."""
     max_lora_rank: int = 64
+    allow_runtime_lora_updating: bool = False
+    """Callers may load adapters from any folder of this machine, and unload them."""
     max_logprobs: int = 20
     step_target_ms: int = 100
     """On the CPU a step's token budget adapts to this wall time; 0 keeps `max_num_batched_tokens` fixed."""
@@ -125,8 +127,12 @@ class EngineConfig:
             raise ConfigError(f"--seed must be at least {-MAX_FLAG} and at most {MAX_FLAG}, not {self.seed}")
         if self.step_target_ms < 0:
             raise ConfigError(f"--step-target-ms must be 0 (off) or more, not {self.step_target_ms}")
-        if self.lora_modules and not self.enable_lora:
-            raise ConfigError("--lora-modules needs --enable-lora")
+        for flag, given in (
+            ("--lora-modules", bool(self.lora_modules)),
+            ("--allow-runtime-lora-updating", self.allow_runtime_lora_updating),
+        ):
+            if given and not self.enable_lora:
+                raise ConfigError(f"{flag} needs --enable-lora")
         names = [name for name, _ in self.lora_modules]
         if len(set(names)) < len(names):
             raise ConfigError(f"--lora-modules names an adapter twice ({', '.join(names)}): each needs its own name")

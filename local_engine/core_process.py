@@ -104,7 +104,9 @@ def _serve(channel: Channel, core: EngineCore, pulse: Pulse) -> None:
         messages = channel.receive(wait_s)
         for message in messages:
             assert not isinstance(message, Start), "started once"
-            core.handle(message)
+            answer = core.handle(message)
+            if answer is not None:
+                channel.send(answer)
         if core.has_work:
             checked = False
             pulse.step_begins()

@@ -14,8 +14,8 @@ from .batch import ScheduledSequence, StepOutput
 from .block_pool import BlockPool, root_hash
 from .compute_time import split, token_weight
 from .config import BLOCK_SIZE, EngineConfig
-from .errors import ConfigError
-from .messages import Abort, AddSequence, ResetPrefixCache, Stats, Update
+from .errors import ConfigError, EngineError
+from .messages import Abort, AdapterDone, AddSequence, LoadAdapter, ResetPrefixCache, Stats, UnloadAdapter, Update
 from .scheduler import Scheduler, Share
 from .sequence import FinishReason, Sequence
 from .speculation import Speculator
@@ -61,6 +61,11 @@ class Runner(Protocol):
     adapters: dict[str, Adapter]
     """By name; a request names only these."""
 
+    def load_adapter(self, name: str, folder: str) -> None:
+        """Raises `ModelError`."""
+
+    def unload_adapter(self, name: str) -> None: ...
+
     def execute(self, batch: Seq[ScheduledSequence]) -> StepOutput: ...
 
 
@@ -99,13 +104,19 @@ class EngineCore:
         """Something to compute or to report."""
         return self._scheduler.has_work or bool(self._ended)
 
-    def handle(self, message: AddSequence | Abort | ResetPrefixCache) -> None:
+    def handle(
+        self, message: AddSequence | Abort | ResetPrefixCache | LoadAdapter | UnloadAdapter
+    ) -> AdapterDone | None:
+        """Takes a message in, between two steps; returns the answer to it, where there is one."""
         if isinstance(message, AddSequence):
             self._add(message)
         elif isinstance(message, Abort):
             self._abort(message)
-        else:
+        elif isinstance(message, ResetPrefixCache):
             self._pool.reset_cache()
+        else:
+            return AdapterDone(self._change_adapters(message))
+        return None
 
     def step(self) -> list[Update]:
         """Computes one step if there is anything to compute, and reports every sequence that moved or ended.
@@ -170,7 +181,7 @@ class EngineCore:
         self._scheduler.check_integrity()
 
     def _add(self, message: AddSequence) -> None:
-        adapter = self._runner.adapters[message.adapter] if message.adapter is not None else None
+        adapter = self._runner.adapters.get(message.adapter) if message.adapter is not None else None
         sequence = Sequence(
             id=message.id,
             prompt=message.prompt,
@@ -179,13 +190,35 @@ class EngineCore:
             root=root_hash(message.salt, adapter.digest if adapter is not None else b""),
             adapter=adapter.slot if adapter is not None else None,
         )
+        if message.adapter is not None and adapter is None:
+            self._refuse(sequence, f"The adapter {message.adapter} was unloaded.")
+            return
         if message.params.grammar is not None and (reason := self._attach_grammar(sequence, message.params.grammar)):
-            self._failed += 1
-            sequence.error, sequence.finish_reason = reason, FinishReason.ERROR
-            self._ended.append(sequence)
+            self._refuse(sequence, reason)
             return
         self._prompt_tokens += len(message.prompt)
         self._scheduler.add(sequence, priority=message.priority, leader=message.leader)
+
+    def _refuse(self, sequence: Sequence, reason: str) -> None:
+        """Ends a sequence that was never scheduled."""
+        self._failed += 1
+        sequence.error, sequence.finish_reason = reason, FinishReason.ERROR
+        self._ended.append(sequence)
+
+    def _change_adapters(self, message: LoadAdapter | UnloadAdapter) -> str | None:
+        """None, or why not. An adapter that serves somebody stays."""
+        try:
+            if isinstance(message, LoadAdapter):
+                self._runner.load_adapter(message.name, message.folder)
+                return None
+        except (EngineError, MemoryError, OSError) as error:
+            return str(error)
+        adapter = self._runner.adapters[message.name]
+        users = self._scheduler.count_users(adapter.slot)
+        if users:
+            return f"adapter {message.name} serves {users} sequences: unload it when they have ended"
+        self._runner.unload_adapter(message.name)
+        return None
 
     def _attach_grammar(self, sequence: Sequence, grammar: str) -> str | None:
         """None, or why this request, and no other, cannot be served."""

@@ -46,6 +46,21 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, array_like=True, tag="reset"
     pass
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="load_adapter"):
+    name: str
+    folder: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="unload_adapter"):
+    name: str
+
+
+class AdapterDone(msgspec.Struct, frozen=True, array_like=True, tag="adapter"):
+    """The answer to each of the two, in their order."""
+
+    error: str | None
+
+
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
     text: str
 
@@ -115,8 +130,8 @@ class StepDone(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     stats: Stats
 
 
-ToCore = Start | AddSequence | Abort | ResetPrefixCache
-FromCore = Progress | Ready | Failed | Beat | StepDone
+ToCore = Start | AddSequence | Abort | ResetPrefixCache | LoadAdapter | UnloadAdapter
+FromCore = Progress | Ready | Failed | Beat | StepDone | AdapterDone
 
 _encoder = msgspec.msgpack.Encoder()
 

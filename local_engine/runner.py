@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, count
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from kernels.batch import StepLayout
 from kernels.dispatch import choose_operations, compiles_first
 
-from .adapters import load_adapter
+from .adapters import Adapter, load_adapter
 from .batch import ScheduledSequence, StepOutput
 from .config import BLOCK_SIZE, EngineConfig
 from .drawing import draw_step, pool_step
@@ -91,18 +91,11 @@ class ModelRunner:
                 f"the weights do not fit into memory ({error}): serve a smaller or quantised model"
             ) from error
         self.window = self._model.window
-        self.adapters = {
-            name: load_adapter(
-                name,
-                Path(folder),
-                slot,
-                self._model.linears,
-                max_rank=config.max_lora_rank,
-                device=self.device,
-                dtype=operations.dtype,
-            )
-            for slot, (name, folder) in enumerate(config.lora_modules)
-        }
+        self._max_rank, self._dtype = config.max_lora_rank, operations.dtype
+        self.adapters: dict[str, Adapter] = {}
+        self._slots = count()
+        for name, folder in config.lora_modules:
+            self.load_adapter(name, folder)
         self.num_blocks = plan_blocks(config, model, kv_dtype, self.device)
         cache = allocate(model, self.num_blocks, kv_dtype, self.device)
         self._model.attach(cache)
@@ -121,6 +114,23 @@ class ModelRunner:
         output = draw_step(batch, layout.query_start, self._model.logits, self._draw)
         output.pooled = pool_step(batch, layout.query_start, self._model.normed)
         return output
+
+    def load_adapter(self, name: str, folder: str) -> None:
+        """Under a name that is not taken. Raises `ModelError`, and nothing has changed."""
+        self.adapters[name] = load_adapter(
+            name,
+            Path(folder),
+            next(self._slots),
+            self._model.linears,
+            max_rank=self._max_rank,
+            device=self.device,
+            dtype=self._dtype,
+        )
+
+    def unload_adapter(self, name: str) -> None:
+        adapter = self.adapters.pop(name)
+        for linear in self._model.linears:
+            linear.adapters.pop(adapter.slot, None)
 
     @torch.inference_mode()
     def logits(self, batch: Sequence[ScheduledSequence]) -> torch.Tensor:

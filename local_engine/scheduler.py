@@ -83,6 +83,10 @@ class Scheduler:
     def find(self, sequence_id: int) -> Sequence | None:
         return self._live.get(sequence_id)
 
+    def count_users(self, adapter: int) -> int:
+        """Live sequences with this adapter."""
+        return sum(1 for sequence in self._live.values() if sequence.adapter == adapter)
+
     @property
     def has_work(self) -> bool:
         return bool(self._live)

@@ -12,7 +12,16 @@ from .answers import Answer
 from .embeddings import Vectors
 from .http import CallerGone, HttpError, Receive, Request, Scope, Send, error_body, http_error
 from .logprobs import LogprobWords
-from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest, parse
+from .requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    LoadAdapterRequest,
+    TokenizeRequest,
+    UnloadAdapterRequest,
+    parse,
+)
 from .service import Service, usage_body
 from .surfaces import ChatSurface, CompletionSurface
 
@@ -38,6 +47,8 @@ class EngineApp:
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._completions},
             "/v1/embeddings": {"POST": self._embeddings},
+            "/v1/load_lora_adapter": {"POST": self._load_adapter},
+            "/v1/unload_lora_adapter": {"POST": self._unload_adapter},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
             "/reset_prefix_cache": {"POST": self._reset_prefix_cache},
@@ -184,6 +195,16 @@ class EngineApp:
         self._service.require_ready()
         self._service.engine.reset_prefix_cache()
         await request.respond_json({"status": "reset"})
+
+    async def _load_adapter(self, request: Request) -> None:
+        body = parse(await self._body(request), LoadAdapterRequest)
+        await self._service.load_adapter(body)
+        await request.respond_json({"status": "loaded", "adapter": body.lora_name})
+
+    async def _unload_adapter(self, request: Request) -> None:
+        body = parse(await self._body(request), UnloadAdapterRequest)
+        await self._service.unload_adapter(body)
+        await request.respond_json({"status": "unloaded", "adapter": body.lora_name})
 
     async def _cancel(self, request: Request) -> None:
         await self._body(request)

@@ -76,6 +76,7 @@ def serve(
         settings=settings,
         created_s=now_s(),
         version=_version(),
+        adapters=dict(engine_config.lora_modules),
         pooling=pooling_of(model_path) or ("last" if settings.convert == "embed" else None),
     )
     return _run(_serve(service, listener))

@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -17,12 +17,21 @@ from ..chat_template import ChatTemplate
 from ..config import ServerConfig
 from ..errors import EngineDead, Overloaded, RequestError
 from ..generation import Generation, GenerationRequest, Usage
+from ..messages import LoadAdapter, UnloadAdapter
 from ..sampling_params import SamplingParams
 from ..tokenizer import Tokenizer
 from .http import HttpError
 from .reasoning import ReasoningParser
 from .replies import Reply
-from .requests import ChatRequest, CompletionRequest, EmbeddingRequest, NamedTool, TokenizeRequest
+from .requests import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    LoadAdapterRequest,
+    NamedTool,
+    TokenizeRequest,
+    UnloadAdapterRequest,
+)
 from .sampling import DEFAULT_COMPLETION_TOKENS, ParameterBuilder, chat_output_tokens, completion_output_tokens
 from .structure import grammar_of, wants_structure
 from .tool_calls import ToolParser
@@ -43,6 +52,8 @@ class Service:
     settings: ServerConfig
     created_s: int
     version: str
+    adapters: dict[str, str] = field(default_factory=dict)
+    """The folder of each adapter, by the name that callers use for a model."""
     pooling: Literal["last", "mean"] | None = None
     """How an embedding comes of a prompt; None where the model makes none."""
     parameters: ParameterBuilder | None = None
@@ -79,10 +90,31 @@ class Service:
                 code="model_not_found",
             )
 
-    @property
-    def adapters(self) -> dict[str, str]:
-        """The folder of each adapter, by the name that callers use for a model."""
-        return dict(self.engine.config.lora_modules)
+    async def load_adapter(self, body: LoadAdapterRequest) -> None:
+        self._check_updating()
+        if body.lora_name in (*self.names, *self.adapters):
+            raise RequestError(f"The name {body.lora_name!r} is taken: unload that adapter first.", param="lora_name")
+        error = await self.engine.change_adapters(LoadAdapter(body.lora_name, body.lora_path))
+        if error is not None:
+            raise RequestError(error, param="lora_path")
+        self.adapters[body.lora_name] = body.lora_path
+
+    async def unload_adapter(self, body: UnloadAdapterRequest) -> None:
+        self._check_updating()
+        folder = self.adapters.pop(body.lora_name, None)  # from here on nobody new is sent to it
+        if folder is None:
+            raise HttpError(404, f"There is no adapter {body.lora_name!r}.", param="lora_name", code="model_not_found")
+        error = await self.engine.change_adapters(UnloadAdapter(body.lora_name))
+        if error is not None:
+            self.adapters[body.lora_name] = folder
+            raise RequestError(error, param="lora_name")
+
+    def _check_updating(self) -> None:
+        self.require_ready()
+        if not self.engine.config.allow_runtime_lora_updating:
+            raise HttpError(
+                403, "Adapters are fixed here: start the engine with --enable-lora --allow-runtime-lora-updating."
+            )
 
     def check_key(self, headers: Mapping[bytes, bytes]) -> None:
         """Raises 401 when a key is configured and the caller's is another; compared in constant time."""

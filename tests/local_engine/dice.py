@@ -36,6 +36,12 @@ class DiceRunner:
         self.steps = 0
         self._pages: list[list[int | None]] = [[None] * BLOCK_SIZE for _ in range(num_blocks)]
 
+    def load_adapter(self, name: str, folder: str) -> None:
+        raise NotImplementedError
+
+    def unload_adapter(self, name: str) -> None:
+        raise NotImplementedError
+
     def execute(self, batch: Sequence[ScheduledSequence]) -> StepOutput:
         self.steps += 1
         query_start = [0]

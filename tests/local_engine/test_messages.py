@@ -11,11 +11,13 @@ from local_engine.messages import (
     AddSequence,
     FrameBuffer,
     FromCore,
+    LoadAdapter,
     ResetPrefixCache,
     Start,
     Stats,
     StepDone,
     ToCore,
+    UnloadAdapter,
     Update,
     frame,
 )
@@ -29,6 +31,8 @@ TO_CORE: list[ToCore] = [
     AddSequence(7, [1, 2], SamplingParams(stop=("a",), logit_bias={3: -1.5}, seed=(1 << 64) - 1), 1, b"salt", -2, 6),
     Abort(7, 3),
     ResetPrefixCache(),
+    LoadAdapter("tone", "/adapters/tone"),
+    UnloadAdapter("tone"),
 ]
 
 

@@ -34,6 +34,12 @@ class Window:
         self.window = None
         self.adapters = runner.adapters
 
+    def load_adapter(self, name: str, folder: str) -> None:
+        raise NotImplementedError
+
+    def unload_adapter(self, name: str) -> None:
+        raise NotImplementedError
+
     def execute(self, batch: Sequence[ScheduledSequence]) -> StepOutput:
         return self._runner.execute(batch)
 

@@ -77,6 +77,12 @@ class TinyRunner:
         self.window = window
         self._pages: list[list[int | None]] = [[None] * BLOCK_SIZE for _ in range(num_blocks)]
 
+    def load_adapter(self, name: str, folder: str) -> None:
+        raise NotImplementedError
+
+    def unload_adapter(self, name: str) -> None:
+        raise NotImplementedError
+
     def execute(self, batch: Sequence[ScheduledSequence]) -> StepOutput:
         if self._step_s:
             time.sleep(self._step_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import math
 import struct
@@ -26,17 +27,18 @@ class AdaptedEngine(RunningEngine):
 
     def __init__(self, folder: Path, scratch: Path) -> None:
         super().__init__(folder, scratch)
-        self._folder = folder
+        self.folder = folder
 
     def command(self) -> list[str]:
         flags = ["--port", "0", "--port-file", str(self.port_file), "--parent-fd", str(self._read_fd)]
         flags += ["--num-gpu-blocks-override", "64", "--dtype", "float32", "--convert", "embed", "--enable-lora"]
-        flags += ["--lora-modules", *(f"{name}={self._folder.parent / name}" for name in ("calm", "wild"))]
-        return [sys.executable, "-m", "local_engine", "serve", str(self._folder), *flags]
+        flags += ["--allow-runtime-lora-updating"]
+        flags += ["--lora-modules", *(f"{name}={self.folder.parent / name}" for name in ("calm", "wild"))]
+        return [sys.executable, "-m", "local_engine", "serve", str(self.folder), *flags]
 
 
 @pytest.fixture(scope="module")
-def adapted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdaptedEngine]:
     scratch = tmp_path_factory.mktemp("adapted")
     model = save_tiny(scratch / MODEL, "Qwen2", {"vocab_size": VOCAB})
     config = (scratch / MODEL / "config.json").read_bytes()
@@ -67,6 +69,40 @@ async def test_an_adapter_is_a_model_of_its_own_name(client: httpx.AsyncClient) 
     unknown = await client.post("/v1/completions", json={"model": "loud", "prompt": "x"})
     assert unknown.status_code == 404
     assert unknown.json()["error"]["message"].endswith(f"this engine serves {MODEL}, calm, wild.")
+
+
+async def test_adapters_come_and_go_while_the_engine_runs(client: httpx.AsyncClient, adapted: AdaptedEngine) -> None:
+    async def post(path: str, **body: object) -> tuple[int, str]:
+        answer = await client.post(path, json=body)
+        return answer.status_code, answer.text
+
+    calm, asked = str(adapted.folder.parent / "calm"), {"prompt": "hello", "max_tokens": 8, "temperature": 0}
+    assert (await post("/v1/load_lora_adapter", lora_name="late", lora_path=calm))[0] == 200
+    texts = [
+        (await client.post("/v1/completions", json={"model": name, **asked})).json()["choices"][0]["text"]
+        for name in ("late", "calm")
+    ]
+    assert texts[0] == texts[1]
+    assert (await post("/v1/load_lora_adapter", lora_name="late", lora_path=calm))[0] == 400
+    status, text = await post("/v1/load_lora_adapter", lora_name="none", lora_path="/nowhere")
+    assert status == 400 and "has no adapter_config.json" in text
+    stream = {"model": "late", "prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    async with client.stream("POST", "/v1/completions", json=stream) as running:
+        await anext(running.aiter_lines())
+        status, text = await post("/v1/unload_lora_adapter", lora_name="late")
+        assert (status == 400 and "serves 1 sequences" in text) or status == 200, "it may have ended already"
+    assert status == 200 or await unloaded(client, "late")
+    assert (await post("/v1/unload_lora_adapter", lora_name="late"))[0] == 404
+    assert (await post("/v1/completions", model="late", prompt="x"))[0] == 404
+
+
+async def unloaded(client: httpx.AsyncClient, name: str) -> bool:
+    """Its last sequence was aborted a moment ago."""
+    for _ in range(600):
+        if (await client.post("/v1/unload_lora_adapter", json={"lora_name": name})).status_code == 200:
+            return True
+        await asyncio.sleep(0.05)
+    return False
 
 
 async def test_vectors_have_length_one_and_come_in_both_encodings(client: httpx.AsyncClient) -> None:
