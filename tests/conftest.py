@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import os
 
+from hypothesis import HealthCheck, settings
+
 # Read by triton when it is first imported, by whichever test: its kernels then run on the CPU, in the interpreter.
 os.environ["TRITON_INTERPRET"] = "1"
+
+settings.register_profile("laws", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("laws")
+"""A busy machine is no finding: how long an example takes says nothing about the law."""
 
 pytest_plugins = ["tests.fixtures.databases"]

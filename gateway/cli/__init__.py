@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "statement": ("gateway.cli.statements", "Monthly statements: draft, issue, print, credit."),
     "token": ("gateway.cli.operators", "Role tokens: who may use the admin API and the dashboard."),
     "audit": ("gateway.cli.operators", "The audit log: list it, verify its chain."),
+    "import": ("gateway.cli.importing:importing", "Move from another gateway."),
     "usage": ("gateway.cli.usage", "What was used and what it cost."),
 }
 
@@ -38,7 +39,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(COMMANDS[name][0]), name)
+        module, _, attribute = COMMANDS[name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute or name)
         assert isinstance(command, click.Command)
         return command
 

@@ -1,0 +1,62 @@
+"""`metergate import litellm`: move from a LiteLLM proxy."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from gateway.cli.admin_client import AdminClient
+from gateway.cli.errors import CliError
+from gateway.litellm_config import Imported, LiteLLMError, read
+
+
+@click.group("import")
+def importing() -> None:
+    """Take over the configuration of another gateway."""
+
+
+@importing.command("litellm")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="Where our configuration goes; without it, standard output."
+)
+@click.option(
+    "--apply", is_flag=True, help="Also make the teams, budgets and prices in the gateway that runs at METERGATE_URL."
+)
+@click.option("--url", envvar="METERGATE_URL", default="http://127.0.0.1:8000", show_default=True, help="That gateway.")
+def litellm(config: Path, output: Path | None, apply: bool, url: str) -> None:
+    """Read a LiteLLM proxy configuration, write ours, and say what could not be taken."""
+    try:
+        imported = read(config)
+    except LiteLLMError as error:
+        raise CliError(str(error)) from error
+    if output is None:
+        click.echo(imported.yaml(), nl=False)
+    else:
+        try:
+            output.write_text(imported.yaml(), "utf-8")
+        except OSError as error:
+            raise CliError(f"{output}: it cannot be written: {error.strerror}") from error
+    for line in imported.left:
+        click.echo(f"not taken: {line}", err=True)
+    models, providers = len(imported.settings["models"]), len(imported.settings["providers"])
+    more = f"{len(imported.teams)} teams, {len(imported.budgets)} budgets, {len(imported.prices)} prices"
+    if apply:
+        _apply(imported, url)
+    done = "made" if apply else "found; --apply makes them"
+    click.echo(f"{models} models over {providers} providers; {more} {done}", err=True)
+
+
+def _apply(imported: Imported, url: str) -> None:
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    with AdminClient(url) as client:
+        known = {row["name"] for row in client.pages("/teams")}
+        for team in imported.teams:
+            if team["name"] not in known:
+                client.post("/teams", team)
+        for price in imported.prices:
+            client.post("/prices", {**price, "effective_from": now})
+        for budget in imported.budgets:
+            client.post("/budgets", budget)
