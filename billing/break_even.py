@@ -23,7 +23,8 @@ from billing.exchange import IDENTITY, Quote, RateKind
 from billing.money import MICRO, NANO, Money, divide_half_even, format_scaled
 from billing.prices import UNIT_SIZE
 from billing.records import MoneyView
-from billing.tables import TOKEN_COLUMNS, rollup_traffic, usage
+from billing.rollup_reads import rollup_sums
+from billing.tables import TOKEN_COLUMNS, usage
 from billing.times import DAY_US, HOUR_US, QUARTER_US, first_id_at
 from billing.usage import INPUT_CLASSES, OUTPUT_CLASSES, TokenClass
 
@@ -128,27 +129,19 @@ async def break_even(
 async def _traffic(
     connection: AsyncConnection, provider: str, start_us: int, end_us: int
 ) -> tuple[int, dict[str, int]]:
-    columns = rollup_traffic.c
     classes = [str(each) for each in _TOKEN_CLASSES]
     assert set(classes) <= set(TOKEN_COLUMNS)
-    query = select(func.sum(columns.requests), *(func.sum(columns[name]) for name in classes)).where(
-        columns.provider == provider, columns.bucket_us >= start_us, columns.bucket_us < end_us
-    )
-    row = (await connection.execute(query)).one()
-    return int(row[0] or 0), {name: int(value or 0) for name, value in zip(classes, row[1:], strict=True)}
+    found = await rollup_sums(connection, [(start_us, end_us)], ["requests", *classes], where={"provider": provider})
+    requests, *counts = [sum(row.sums[at] for row in found) for at in range(1 + len(classes))]
+    return requests, dict(zip(classes, counts, strict=True))
 
 
 async def _recorded(connection: AsyncConnection, provider: str, start_us: int, end_us: int) -> tuple[MoneyView, ...]:
-    columns = rollup_traffic.c
-    query = (
-        select(columns.cost_currency, func.sum(columns.cost_nano).label("nano"))
-        .where(columns.provider == provider, columns.bucket_us >= start_us, columns.bucket_us < end_us)
-        .where(columns.cost_currency != "")
-        .group_by(columns.cost_currency)
-        .order_by(columns.cost_currency)
-    )
-    rows = await connection.execute(query)
-    return tuple(MoneyView(Money(row.cost_currency, int(row.nano)).amount, row.cost_currency) for row in rows)
+    sums: dict[str, int] = {}
+    for row in await rollup_sums(connection, [(start_us, end_us)], ["cost_nano"], where={"provider": provider}):
+        if row.cost_currency:
+            sums[row.cost_currency] = sums.get(row.cost_currency, 0) + row.sums[0]
+    return tuple(MoneyView(Money(currency, nano).amount, currency) for currency, nano in sorted(sums.items()))
 
 
 async def _compute_us(connection: AsyncConnection, provider: str, start_us: int, end_us: int) -> int:
