@@ -34,6 +34,7 @@ from gateway.settings import Settings, WebhookSettings, redact_url
 from gateway.webhooks.addresses import ForbiddenAddress, resolve
 
 TIMEOUT_S: Final = 10
+OLDEST_REDIS: Final = (6, 2)
 
 
 class Health(StrEnum):
@@ -209,6 +210,8 @@ async def _redis(settings: Settings) -> Check:
     finally:
         await client.aclose()
     detail = f"{url}, version {facts.get('redis_version')}, {policy}"
+    if tuple(map(int, str(facts.get("redis_version")).split(".")[:2])) < OLDEST_REDIS:
+        return fail("redis", detail, "use Redis 6.2 or later, or Valkey: limits need HRANDFIELD")
     if policy != "noeviction":
         return warn("redis", detail, "set maxmemory-policy noeviction: an evicted counter is a limit forgotten")
     return ok("redis", detail)
