@@ -75,6 +75,22 @@ class WebhookSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return tuple(ip_network(text, strict=False) for text in self.networks)
 
 
+class OidcSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Signing in to the dashboard through an OpenID Connect provider. Without an `issuer` only keys and tokens open it."""
+
+    issuer: str | None = None
+    client_id: str = ""
+    client_secret: Secret | None = None
+    public_url: str = ""
+    """Where browsers find this gateway, such as https://gateway.example: the provider sends them to /dashboard/oidc there."""
+    name: Annotated[str, Meta(min_length=1, max_length=60)] = "single sign-on"
+    scopes: list[str] = field(default_factory=lambda: ["openid", "email", "profile"])
+    claim: Annotated[str, Meta(min_length=1)] = "groups"
+    """The claim of the id token whose values are looked up in `roles`."""
+    roles: dict[str, str] = {}
+    """Value → owner, billing, operator, viewer, or team_admin:TEAM_ID. Who has none of them is not let in."""
+
+
 class TelemetrySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Traces and GenAI metrics over OTLP/HTTP. Without an `endpoint` none."""
 
@@ -119,6 +135,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     webhook: WebhookSettings = field(default_factory=WebhookSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+    oidc: OidcSettings = field(default_factory=OidcSettings)
     rates: RateSettings = field(default_factory=RateSettings)
     trusted_proxies: list[str] = []
     """Addresses or networks whose `x-forwarded-for` is believed."""
@@ -184,6 +201,7 @@ def _check(settings: Settings, source: Source) -> None:
             _check_listen(getattr(settings, name), source, name)
     check_networks(settings.trusted_proxies, source, ("trusted_proxies",))
     _check_webhook(settings.webhook, source)
+    _check_oidc(settings.oidc, source)
     if settings.telemetry.endpoint is not None:
         parts = urlsplit(settings.telemetry.endpoint)
         if parts.scheme not in ("https", "http") or not parts.hostname or parts.query:
@@ -210,6 +228,25 @@ def _check_webhook(webhook: WebhookSettings, source: Source) -> None:
         raise source.error(("webhook", "url"), "http:// is for receivers in webhook.networks; use https://")
     if not webhook.secret:
         raise source.error(("webhook",), "lacks `secret`, with which every event is signed; make it a long random text")
+
+
+def _check_oidc(oidc: OidcSettings, source: Source) -> None:
+    if oidc.issuer is None:
+        return
+    for name, address in (("issuer", oidc.issuer), ("public_url", oidc.public_url)):
+        parts = urlsplit(address)
+        if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in ("127.0.0.1", "localhost")):
+            raise source.error(("oidc", name), "must be an https:// address (http:// for 127.0.0.1 alone)")
+    if not oidc.client_id:
+        raise source.error(("oidc", "client_id"), "is needed beside an issuer")
+    if "openid" not in oidc.scopes:
+        raise source.error(("oidc", "scopes"), "must have openid among them")
+    for value, role in oidc.roles.items():
+        name, _, team = role.partition(":")
+        if name not in ("owner", "billing", "operator", "viewer", "team_admin") or (name == "team_admin") != bool(team):
+            raise source.error(
+                ("oidc", "roles", value), f"{role!r} is none of owner, billing, operator, viewer, team_admin:TEAM_ID"
+            )
 
 
 def _check_url(url: str, schemes: tuple[str, ...], source: Source, name: str) -> None:

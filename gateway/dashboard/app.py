@@ -19,6 +19,7 @@ from billing.database import reading
 from gateway.access.admin_key import AdminKey
 from gateway.admin.failures import to_api_error
 from gateway.dashboard.inside import App, Refused
+from gateway.dashboard.oidc import credential_of
 from gateway.dashboard.security import HEADERS, HOME, check_csrf, check_origin, way_back
 from gateway.dashboard.sessions import COOKIE, find_session
 from gateway.dashboard.visit import FOLDER, Visit, read_look, read_visit
@@ -65,13 +66,17 @@ async def file(name: FromPath[str], request: Request[Any, Any, Any]) -> Response
 def create_dashboard(services: Services, admin_key: AdminKey, admin: App, pages: list[Any]) -> litestar.Litestar:
     """The application under /dashboard. `admin` is the admin API's application, which every page asks."""
 
+    def credentials() -> list[bytes]:
+        through_provider = credential_of(services.settings.oidc)
+        return [admin_key.secret.reveal().encode(), *([] if through_provider is None else [through_provider])]
+
     async def visit(request: Request[Any, Any, Any]) -> Visit:
         cookie = request.cookies.get(COOKIE)
         if not cookie:
             raise SignInFirst
         pepper = services.authenticator.pepper
         async with reading(services.database) as connection:
-            session = await find_session(connection, pepper, cookie, admin_key.secret.reveal().encode())
+            session = await find_session(connection, pepper, cookie, credentials())
         if session is None:
             raise SignInFirst
         if request.method != "GET":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -59,8 +60,10 @@ async def open_session(connection: AsyncConnection, pepper: Pepper, principal: P
     return cookie
 
 
-async def find_session(connection: AsyncConnection, pepper: Pepper, cookie: str, admin_key: bytes) -> Session | None:
-    """The session of a cookie, while it and what it was opened with last."""
+async def find_session(
+    connection: AsyncConnection, pepper: Pepper, cookie: str, credentials: Sequence[bytes]
+) -> Session | None:
+    """The session of a cookie, while it and what it was opened with last: a token, or one of `credentials`."""
     table = admin_sessions
     digest = keyed(pepper, b"dashboard session", cookie.encode())
     row = (await connection.execute(sa.select(table).where(table.c.digest == digest))).one_or_none()
@@ -68,7 +71,8 @@ async def find_session(connection: AsyncConnection, pepper: Pepper, cookie: str,
     if row is None or row.expires_at_us <= at_us:
         return None
     if row.token_id is None:
-        if not hmac.compare_digest(bytes(row.credential), keyed(pepper, b"dashboard credential", admin_key)):
+        standing = [keyed(pepper, b"dashboard credential", each) for each in credentials]
+        if not any(hmac.compare_digest(bytes(row.credential), each) for each in standing):
             return None
     else:
         token = await get_token(connection, row.token_id)
