@@ -6,10 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
-from ..weights.gguf import GGUFTensor
+
+if TYPE_CHECKING:
+    from ..weights.gguf import GGUFTensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from ..models.registry import ARCHITECTURES
 from .shape import ModelShape
 
-SERVED = frozenset({"LlamaForCausalLM", "MistralForCausalLM"})
+SERVED = frozenset(name for name in ARCHITECTURES if name[0].isupper())
+"""Under config.json's names; the others are GGUF's."""
 SPLITS = False
 """Tensor parallelism."""
 PRECISIONS = frozenset({"fp32", "bf16"})
@@ -19,8 +21,10 @@ def unsupported(shape: ModelShape, precision: str, kv_dtype: str, ranks: int) ->
         found.append(
             f"{shape.architecture} is not served by this engine yet; the figures hold for engines that serve it"
         )
-    if any(shape.windows) and shape.architecture in SERVED:
-        found.append("this engine bounds the context by the sliding window instead of giving pages back")
+    if any(shape.windows) and not all(shape.windows) and shape.architecture in SERVED:
+        found.append(
+            "this engine gives pages behind a window back only where every layer has one; here it keeps the pages of all layers"
+        )
     if ranks > 1 and not SPLITS:
         found.append("this engine does not split a model over GPUs yet")
     if precision not in PRECISIONS:

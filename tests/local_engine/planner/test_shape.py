@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from local_engine.errors import EngineError
-from local_engine.planner.limits import KV_DTYPES, PRECISIONS, SERVED, SPLITS
+from local_engine.planner.limits import KV_DTYPES, PRECISIONS, SERVED, SPLITS, unsupported
 from local_engine.planner.shape import SHAPES, Experts, Latent, known_name, known_names, read_shape
 
 LLAMA = json.loads((SHAPES / "llama-3.1-8b.json").read_text())
@@ -99,10 +99,9 @@ def test_the_limits_that_a_plan_names_are_the_engines_own() -> None:
 
     from local_engine.config import EngineConfig
     from local_engine.errors import ConfigError
-    from local_engine.models.registry import ARCHITECTURES
     from local_engine.runner import DTYPES, _device
 
-    assert {name for name in ARCHITECTURES if name.endswith("ForCausalLM")} == SERVED
+    assert {"LlamaForCausalLM", "Gemma3ForConditionalGeneration"} <= SERVED and "llama" not in SERVED
     assert set(DTYPES) == KV_DTYPES
     if not SPLITS:
         with pytest.raises(ConfigError, match="not supported yet"):
@@ -111,3 +110,16 @@ def test_the_limits_that_a_plan_names_are_the_engines_own() -> None:
         with pytest.raises(ConfigError, match="not supported yet"):
             _device(EngineConfig("m", device="cpu", quantization=quantization))
     assert _device(EngineConfig("m", device="cpu")) == torch.device("cpu")
+
+
+def test_a_plan_says_where_pages_behind_a_window_are_kept(tmp_path: Path) -> None:
+    def words(**changes: Any) -> list[str]:
+        return unsupported(read_shape(str(written(tmp_path, **changes))), "bf16", "bfloat16", 1)
+
+    mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    assert words(**mistral, sliding_window=64) == []
+    gemma = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "sliding_window": 64}
+    assert words(**gemma) == [
+        "this engine gives pages behind a window back only where every layer has one; here it keeps the pages of all layers"
+    ]
+    assert "not served by this engine yet" in words(architectures=["RwkvForCausalLM"], model_type="rwkv")[0]
