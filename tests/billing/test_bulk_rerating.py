@@ -38,8 +38,18 @@ LATER = at("2026-11-25T00:00:00Z")
 
 
 @pytest.fixture
-async def world(database: AsyncEngine) -> World:
+async def world(sqlite_database: AsyncEngine) -> World:
     """Two requests at 0.42 and one at 8 CNY; then DeepSeek's output price of the ninth of November turns out to be 0.84."""
+    world = await make_world(sqlite_database)
+    await world.use("deepseek-chat", Usage(output=MILLION), DAY)
+    await world.use("deepseek-chat", Usage(output=MILLION), "2026-11-08T12:00:00Z")
+    await world.use("gpt-4.1", Usage(output=MILLION), DAY)
+    return world
+
+
+@pytest.fixture
+async def both(database: AsyncEngine) -> World:
+    """The same on SQLite and on PostgreSQL."""
     world = await make_world(database)
     await world.use("deepseek-chat", Usage(output=MILLION), DAY)
     await world.use("deepseek-chat", Usage(output=MILLION), "2026-11-08T12:00:00Z")
@@ -87,11 +97,11 @@ async def total(world: World) -> int:
     return found.pop()
 
 
-async def test_a_range_is_looked_at_and_entered_exactly_so(world: World) -> None:
-    assert (await seen(world)).changed == 0
-    before = await total(world)
-    await mend(world)
-    plan = await seen(world)
+async def test_a_range_is_looked_at_and_entered_exactly_so(both: World) -> None:
+    assert (await seen(both)).changed == 0
+    before = await total(both)
+    await mend(both)
+    plan = await seen(both)
     assert (plan.requests, plan.changed, plan.unchanged, plan.without_price) == (3, 1, 2, 0)
     (row,) = plan.data
     assert (row.model, row.requests, row.actual.settled[0].amount, row.what_if.settled[0].amount) == (
@@ -100,10 +110,10 @@ async def test_a_range_is_looked_at_and_entered_exactly_so(world: World) -> None
         "0.42",
         "0.84",
     )
-    assert await total(world) == before, "a look writes nothing"
-    assert await applied(world, plan.plan) == 1
-    assert await total(world) - before == Fraction(row.difference[0].amount) * NANO
-    async with world.engine.connect() as connection:
+    assert await total(both) == before, "a look writes nothing"
+    assert await applied(both, plan.plan) == 1
+    assert await total(both) - before == Fraction(row.difference[0].amount) * NANO
+    async with both.engine.connect() as connection:
         link = (await connection.execute(text("SELECT original_id, reason, actor FROM corrections"))).one()
         original = request_id(0).__class__(bytes=link[0]) if isinstance(link[0], bytes) else link[0]
         assert (link.reason, link.actor) == ("wrong price", "ann")
@@ -111,20 +121,20 @@ async def test_a_range_is_looked_at_and_entered_exactly_so(world: World) -> None
         new = await usage_row(connection, original.__class__(chain.replacement))
     assert new is not None and new.settled is not None
     assert (new.kind, new.corrects, new.settled.amount) == ("correction", str(original), "0.84")
-    assert (await seen(world)).changed == 0, "done is done"
+    assert (await seen(both)).changed == 0, "done is done"
 
 
-async def test_a_second_wrong_price_corrects_the_correction_at_the_request_s_own_time(world: World) -> None:
-    await mend(world)
-    await applied(world, (await seen(world)).plan)
-    await mend(world, "1.26", "2026-11-09T12:00:00Z")
-    await mend(world, "9", "2026-11-15T00:00:00Z")
-    plan = await seen(world)
+async def test_a_second_wrong_price_corrects_the_correction_at_the_request_s_own_time(both: World) -> None:
+    await mend(both)
+    await applied(both, (await seen(both)).plan)
+    await mend(both, "1.26", "2026-11-09T12:00:00Z")
+    await mend(both, "9", "2026-11-15T00:00:00Z")
+    plan = await seen(both)
     assert (plan.requests, plan.changed) == (3, 1)
     assert plan.data[0].difference[0].amount == "0.42"
-    await applied(world, plan.plan)
-    assert await total(world) == (126 + 42 + 800) * NANO // 100
-    async with world.engine.connect() as connection:
+    await applied(both, plan.plan)
+    assert await total(both) == (126 + 42 + 800) * NANO // 100
+    async with both.engine.connect() as connection:
         assert await find_drift(connection, 0, LATER + DAY_US) == []
 
 
@@ -147,13 +157,13 @@ async def test_what_changed_since_the_look_wants_another_one(world: World) -> No
         await applied(world, nothing, only)
 
 
-async def test_two_operators_at_once_put_each_row_right_once(world: World) -> None:
-    await mend(world)
-    plan = (await seen(world)).plan
-    done = await asyncio.gather(*(applied(world, plan) for _ in range(4)), return_exceptions=True)
+async def test_two_operators_at_once_put_each_row_right_once(both: World) -> None:
+    await mend(both)
+    plan = (await seen(both)).plan
+    done = await asyncio.gather(*(applied(both, plan) for _ in range(4)), return_exceptions=True)
     assert sum(each for each in done if isinstance(each, int)) == 1
     assert all(isinstance(each, int | Conflict) for each in done)
-    assert await total(world) == (84 + 42 + 800) * NANO // 100
+    assert await total(both) == (84 + 42 + 800) * NANO // 100
 
 
 async def test_a_reversed_request_is_gone_and_one_that_would_lose_its_price_stays(world: World) -> None:

@@ -33,7 +33,13 @@ CENT = NANO // 100
 
 
 @pytest.fixture
-async def world(database: AsyncEngine) -> World:
+async def world(sqlite_database: AsyncEngine) -> World:
+    return await make_world(sqlite_database)
+
+
+@pytest.fixture
+async def both(database: AsyncEngine) -> World:
+    """The same on SQLite and on PostgreSQL."""
     return await make_world(database)
 
 
@@ -67,11 +73,11 @@ def position(row: StatementRow, model: str) -> int:
     return next(line.position for line in row.document.lines if line.model == model)
 
 
-async def test_a_line_and_an_amount_are_credited_numbered_and_hashed(world: World) -> None:
-    first = await stated(world)
-    before = await balance(world)
+async def test_a_line_and_an_amount_are_credited_numbered_and_hashed(both: World) -> None:
+    first = await stated(both)
+    before = await balance(both)
     line = position(first, "gpt-4.1")
-    one, two = await part(world, first, line), await part(world, first, amount="1.5")
+    one, two = await part(both, first, line), await part(both, first, amount="1.5")
     assert [(each.kind, each.document.number, each.document.corrects) for each in (one, two)] == [
         ("partial_credit_note", "MG-000002", "MG-000001"),
         ("partial_credit_note", "MG-000003", "MG-000001"),
@@ -80,14 +86,14 @@ async def test_a_line_and_an_amount_are_credited_numbered_and_hashed(world: Worl
     assert credit.payable is not None
     assert (credit.kind, credit.model, credit.credits, credit.payable.amount) == ("credit", "gpt-4.1", line, "-8")
     assert (one.document.totals.payable.amount, two.document.totals.payable.amount) == ("-8", "-1.5")
-    assert await balance(world) - before == 95 * NANO // 10, "the team owes so much less"
-    async with world.engine.connect() as connection:
-        again = await get_statement(connection, world.team.id, first.id)
+    assert await balance(both) - before == 95 * NANO // 10, "the team owes so much less"
+    async with both.engine.connect() as connection:
+        again = await get_statement(connection, both.team.id, first.id)
         assert (again.credited_nano, again.credited_by, again.document) == (95 * NANO // 10, None, first.document)
         assert await broken_links(connection) == []
-    assert (await world.draft("2026-10")).document.lines == [], "what was used stays stated"
+    assert (await both.draft("2026-10")).document.lines == [], "what was used stays stated"
     for statement in ("UPDATE statements SET credit_nano = 1", "DELETE FROM statements"):
-        async with world.engine.connect() as connection:
+        async with both.engine.connect() as connection:
             with pytest.raises(DBAPIError, match="never changes"):
                 await connection.execute(text(statement))
 
@@ -149,17 +155,17 @@ async def test_what_cannot_be_credited_names_its_field(
     assert await world.sum("SELECT count(*) FROM statements") == 1
 
 
-async def test_a_whole_note_after_parts_takes_them_back_and_the_month_can_be_stated_again(world: World) -> None:
-    first = await stated(world)
-    before = await balance(world)
-    notes = [await part(world, first, 1), await part(world, first, amount="0.01"), await whole(world, first)]
+async def test_a_whole_note_after_parts_takes_them_back_and_the_month_can_be_stated_again(both: World) -> None:
+    first = await stated(both)
+    before = await balance(both)
+    notes = [await part(both, first, 1), await part(both, first, amount="0.01"), await whole(both, first)]
     assert sum(nano_of(each.document.totals.payable) for each in (first, *notes)) == 0
-    assert await balance(world) == before
+    assert await balance(both) == before
     with pytest.raises(Conflict, match="credited already"):
-        await part(world, first, amount="0.01")
-    again = await world.issue("2026-09")
+        await part(both, first, amount="0.01")
+    again = await both.issue("2026-09")
     assert again.document.totals == first.document.totals
-    assert await world.sum("SELECT sum(settled_nano) FROM statement_cells") == await world.sum(
+    assert await both.sum("SELECT sum(settled_nano) FROM statement_cells") == await both.sum(
         "SELECT sum(settled_nano) FROM usage"
     )
 
@@ -172,19 +178,19 @@ async def test_all_lines_of_a_statement_that_rounds_down_credit_no_more_than_it_
     assert 0 <= nano_of(first.document.totals.payable) + nano_of(note.document.totals.payable) <= CENT
 
 
-async def test_a_note_and_an_issue_and_another_note_at_once_never_credit_too_much(world: World) -> None:
-    first = await stated(world)
-    await world.use("gpt-4.1", Usage(output=MILLION), "2026-10-10T12:00:00Z")
-    asked = [part(world, first, amount="10") for _ in range(4)]
-    done = await asyncio.gather(*asked, world.issue("2026-10"), return_exceptions=True)
+async def test_a_note_and_an_issue_and_another_note_at_once_never_credit_too_much(both: World) -> None:
+    first = await stated(both)
+    await both.use("gpt-4.1", Usage(output=MILLION), "2026-10-10T12:00:00Z")
+    asked = [part(both, first, amount="10") for _ in range(4)]
+    done = await asyncio.gather(*asked, both.issue("2026-10"), return_exceptions=True)
     refused = [each for each in done if isinstance(each, BaseException)]
     assert [type(each) for each in refused] == [Conflict, Conflict]
-    async with world.engine.connect() as connection:
-        assert (await get_statement(connection, world.team.id, first.id)).credited_nano == 20 * NANO
+    async with both.engine.connect() as connection:
+        assert (await get_statement(connection, both.team.id, first.id)).credited_nano == 20 * NANO
         assert await broken_links(connection) == []
-        numbers = [row.number for row in await list_statements(connection, world.team.id, limit=10)]
+        numbers = [row.number for row in await list_statements(connection, both.team.id, limit=10)]
     assert sorted(number for number in numbers if number) == [1, 2, 3, 4]
-    await balance(world)
+    await balance(both)
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

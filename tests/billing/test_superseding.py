@@ -28,7 +28,13 @@ DAY = "2026-11-10T12:00:00Z"
 
 
 @pytest.fixture
-async def world(database: AsyncEngine) -> World:
+async def world(sqlite_database: AsyncEngine) -> World:
+    return await make_world(sqlite_database)
+
+
+@pytest.fixture
+async def both(database: AsyncEngine) -> World:
+    """The same on SQLite and on PostgreSQL."""
     return await make_world(database)
 
 
@@ -63,12 +69,12 @@ async def test_another_amount_is_a_conflict_that_says_how_to_go_on(world: World)
     assert refusal.value.field == "effective_from"
 
 
-async def test_a_superseded_row_stays_for_those_who_pinned_it_and_nobody_else(world: World) -> None:
-    wrong = await post(world, "4.2")
-    before = await world.books()
-    used = await world.use("deepseek-chat", Usage(output=1_000_000), DAY)
-    right = await post(world, "0.42", supersede=True)
-    book = await prices(world)
+async def test_a_superseded_row_stays_for_those_who_pinned_it_and_nobody_else(both: World) -> None:
+    wrong = await post(both, "4.2")
+    before = await both.books()
+    used = await both.use("deepseek-chat", Usage(output=1_000_000), DAY)
+    right = await post(both, "0.42", supersede=True)
+    book = await prices(both)
     assert (right.book_version, found(book, wrong.book_version), found(book, book.version)) == (
         wrong.book_version + 1,
         "4200000",
@@ -77,7 +83,7 @@ async def test_a_superseded_row_stays_for_those_who_pinned_it_and_nobody_else(wo
     assert [(row.id, why) for row, why in book.explain(
         "deepseek", "deepseek-chat", TokenClass.OUTPUT, at_us=NOON_US, version=book.version
     )][:2] == [(right.id, "applies"), (wrong.id, "closed by a later row or by a higher threshold")]  # fmt: skip
-    async with world.engine.connect() as connection:
+    async with both.engine.connect() as connection:
         row = await usage_row(connection, used.id)
         assert row is not None and row.settled is not None
         assert (row.settled.amount, row.price_rows[0].id) == ("4.2", wrong.id), "a past row never moves"
@@ -85,11 +91,11 @@ async def test_a_superseded_row_stays_for_those_who_pinned_it_and_nobody_else(wo
             connection, RerateRange(START, NOON_US), await load_books(connection), lambda provider: provider
         )
     assert [each.difference[0].amount for each in seen.data] == ["-3.78"]
-    late = await world.use("deepseek-chat", Usage(output=1_000_000), DAY, books=before)
+    late = await both.use("deepseek-chat", Usage(output=1_000_000), DAY, books=before)
     assert late.rated.settled is not None
     assert late.rated.settled.amount == "4.2", "written late, and rated with what it had pinned"
-    again = await post(world, "0.5", supersede=True)
-    assert found(await prices(world), again.book_version) == "500000"
+    again = await post(both, "0.5", supersede=True)
+    assert found(await prices(both), again.book_version) == "500000"
 
 
 async def test_plans_and_the_long_way_agree_about_superseded_rows(world: World) -> None:
@@ -111,12 +117,12 @@ async def test_a_preview_compares_with_the_newest_of_two(world: World) -> None:
     assert (previewed.change, previewed.before) == ("standing", right)
 
 
-async def test_four_that_supersede_at_once_make_a_chain_and_no_two_rows_share_a_version(world: World) -> None:
-    await post(world, "4.2")
-    rows = await asyncio.gather(*(post(world, f"0.{number}", supersede=True) for number in range(1, 5)))
+async def test_four_that_supersede_at_once_make_a_chain_and_no_two_rows_share_a_version(both: World) -> None:
+    await post(both, "4.2")
+    rows = await asyncio.gather(*(post(both, f"0.{number}", supersede=True) for number in range(1, 5)))
     assert len({row.book_version for row in rows}) == 4
     newest = max(rows, key=lambda row: row.id)
-    assert found(await prices(world), newest.book_version) == str(newest.amount_micro)
+    assert found(await prices(both), newest.book_version) == str(newest.amount_micro)
 
 
 async def test_an_issued_month_is_closed_for_superseding_prices_too(world: World) -> None:
@@ -127,27 +133,27 @@ async def test_an_issued_month_is_closed_for_superseding_prices_too(world: World
         await post(world, "0.42", supersede=True, start=at("2026-09-05T00:00:00Z"))
 
 
-async def test_a_month_that_was_taken_back_is_open_again(world: World) -> None:
-    await world.use("deepseek-chat", Usage(output=1_000_000), "2026-09-10T12:00:00Z")
-    issued = await world.issue("2026-09")
+async def test_a_month_that_was_taken_back_is_open_again(both: World) -> None:
+    await both.use("deepseek-chat", Usage(output=1_000_000), "2026-09-10T12:00:00Z")
+    issued = await both.issue("2026-09")
     start = at("2026-09-05T00:00:00Z")
-    async with world.engine.begin() as connection:
-        await credit_part(connection, world.team.id, issued.id, reason="outage", actor="ann", amount="0.01")
+    async with both.engine.begin() as connection:
+        await credit_part(connection, both.team.id, issued.id, reason="outage", actor="ann", amount="0.01")
     with pytest.raises(InvalidTime):
-        await post(world, "0.21", start=start)
-    async with world.engine.begin() as connection:
-        await credit_statement(connection, world.team.id, issued.id, reason="wrong price", actor="ann")
-    await post(world, "0.21", start=start)
-    async with world.engine.connect() as connection:
+        await post(both, "0.21", start=start)
+    async with both.engine.begin() as connection:
+        await credit_statement(connection, both.team.id, issued.id, reason="wrong price", actor="ann")
+    await post(both, "0.21", start=start)
+    async with both.engine.connect() as connection:
         seen = await look(
             connection, RerateRange(start, NOON_US - DAY_US), await load_books(connection), lambda provider: provider
         )
     assert [each.difference[0].amount for each in seen.data] == ["-0.21"]
 
 
-async def test_a_published_row_refuses_to_be_changed_even_so(world: World) -> None:
-    await post(world, "4.2")
+async def test_a_published_row_refuses_to_be_changed_even_so(both: World) -> None:
+    await post(both, "4.2")
     for change in ("UPDATE price_rows SET amount_micro = 1", "DELETE FROM price_rows"):
-        async with world.engine.connect() as connection:
+        async with both.engine.connect() as connection:
             with pytest.raises(DBAPIError, match="append-only"):
                 await connection.execute(text(change))
