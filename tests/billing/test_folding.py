@@ -121,6 +121,20 @@ async def test_a_month_is_read_from_long_spans(database: AsyncEngine) -> None:
         assert page.data == before[len(QUESTIONS) + 2]
 
 
+async def test_pages_over_folded_spans_fit_together(database: AsyncEngine) -> None:
+    async with database.begin() as connection:
+        await record(connection, traffic(random.Random(4), 40))
+        await fold_all(connection, START + 30 * DAY_US)
+        whole = await usage_buckets(connection, START, END, "day", "Asia/Shanghai", ("key",), limit=1000)
+        found, cursor, pages = [], None, 0
+        while pages == 0 or cursor is not None:
+            page = await usage_buckets(connection, START, END, "day", "Asia/Shanghai", ("key",), cursor=cursor, limit=7)
+            found += page.data
+            cursor, pages = page.next_cursor, pages + 1
+    assert found == whole.data
+    assert pages > 3
+
+
 @pytest.mark.parametrize(
     "harm", ["DELETE FROM {}", "UPDATE {} SET settled_nano = settled_nano + 1 WHERE span_us > 3600000000"]
 )
