@@ -29,8 +29,8 @@ format: dev  ## put the code into its one format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: dev  ## the side-by-side benchmarks; results land in bench/results/
-	@$(BIN)/python -m bench.gateway $(ARGS)
+bench: dev  ## the benchmarks; results land in bench/results/ (ARGS="gateway --quick" for one of them)
+	@$(BIN)/python -m bench $(ARGS)
 
 venv:
 	@PYTHON="$(PYTHON)" sh .ci/venv.sh run

@@ -50,7 +50,8 @@ LOADS = (
     Load("paced-32", 32, 64, stream=True, chunks=50, gap_ms=20),
     Load("paced-500", 500, 500, stream=True, chunks=25, gap_ms=20),
 )
-ROUND_S = 6.0
+VISIT_S = 6.0
+"""How long one visit may take; a slow gateway gets fewer requests."""
 
 
 @dataclass(slots=True)
@@ -98,7 +99,9 @@ async def visit(target: Target, load: Load, share: float, pid: int | None) -> tu
     return sample(load, outcome, spent), outcome.requests, outcome.elapsed_s
 
 
-async def measure(names: list[str], loads: list[Load], rounds: int, share: float, folder: Path) -> dict[str, object]:
+async def measure(
+    names: list[str], loads: list[Load], rounds: int, share: float, folder: Path, visit_s: float = VISIT_S
+) -> dict[str, object]:
     port = free_port()
     environment = {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "bench.upstream", "--port", str(port)]
@@ -111,15 +114,21 @@ async def measure(names: list[str], loads: list[Load], rounds: int, share: float
                 gateways[name] = GATEWAYS[name](port, folder)
             except FileNotFoundError as error:
                 skipped[name] = str(error)
-        return await compare(gateways, skipped, loads, rounds, share, port)
+        return await compare(gateways, skipped, loads, rounds, share, port, visit_s)
     finally:
         for gateway in gateways.values():
-            gateway.process.stop()
+            gateway.stop()
         provider.stop()
 
 
 async def compare(
-    gateways: dict[str, Gateway], skipped: dict[str, str], loads: list[Load], rounds: int, share: float, upstream: int
+    gateways: dict[str, Gateway],
+    skipped: dict[str, str],
+    loads: list[Load],
+    rounds: int,
+    share: float,
+    upstream: int,
+    visit_s: float,
 ) -> dict[str, object]:
     everyone: dict[str, tuple[Target, int | None]] = {"direct": (Target("direct", upstream, "bench-model"), None)}
     everyone |= {name: (gateway.target, gateway.process.pid) for name, gateway in gateways.items()}
@@ -138,7 +147,7 @@ async def compare(
                 measured, count, elapsed_s = await visit(target, load, part, pid)
                 sent[name] += count
                 if turn == 0 and not load.gap_ms:
-                    shares[name] = min(share, part * ROUND_S / max(elapsed_s, 0.001))
+                    shares[name] = min(share, part * visit_s / max(elapsed_s, 0.001))
                 else:
                     samples[load.name][name].append(measured)
     for name, gateway in gateways.items():
@@ -212,21 +221,43 @@ def show(results: dict[str, object]) -> str:
     return "\n".join(lines)
 
 
+def ratios(results: dict[str, object], own: str = "metergate") -> str:
+    """What Metergate needs and does, as a multiple of each other gateway's: CPU below 1 and requests/s above 1 are good."""
+    loads = results["loads"]
+    assert isinstance(loads, dict)
+    others = [name for name in next(iter(loads.values())) if name not in ("direct", own)]
+    lines = ["", f"{own}: CPU per unit and units/s, as a multiple of …", "", "| load | " + " | ".join(others) + " |"]
+    lines += ["| --- " * (len(others) + 1) + "|"]
+    for load, by in loads.items():
+        mine = by[own]
+        cells = [
+            f"{mine['cpu_us'][0] / by[name]['cpu_us'][0]:.2f} / {mine['per_s'][0] / by[name]['per_s'][0]:.2f}"
+            if by[name]["cpu_us"][0] and by[name]["per_s"][0]
+            else "-"
+            for name in others
+        ]
+        lines.append(f"| {load} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default=",".join(GATEWAYS))
     parser.add_argument("--loads", default=",".join(load.name for load in LOADS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a fifth of the requests")
+    parser.add_argument("--visit-s", type=float, default=VISIT_S, help="seconds of one visit at most")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "gateway.json")
     options = parser.parse_args()
     loads = [load for load in LOADS if load.name in options.loads.split(",")]
     with tempfile.TemporaryDirectory(prefix="metergate-bench-") as folder:
         share = 0.2 if options.quick else 1.0
-        results = uvloop.run(measure(options.only.split(","), loads, options.rounds, share, Path(folder)))
+        names = options.only.split(",")
+        results = uvloop.run(measure(names, loads, options.rounds, share, Path(folder), options.visit_s))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(results, indent=1) + "\n")
     print(show(results))
+    print(ratios(results))
     print(json.dumps({key: results[key] for key in ("machine", "skipped", "ready_s", "memory_mb")}, indent=1))
 
 

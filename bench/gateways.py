@@ -6,6 +6,7 @@ A peer that is not installed is left out of a run, and the run says so.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -13,12 +14,17 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from bench.load import Target
 from bench.processes import Process, free_port
+from gateway.database import upgrade
+from tests.faults.postgresql import OwnPostgresql
+from tests.fixtures.valkey import ValkeyServer
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVS = Path(os.environ.get("BENCH_ENVS", ROOT / "bench" / ".envs"))
@@ -32,6 +38,12 @@ class Gateway:
     process: Process
     target: Target
     rows: Callable[[], int | None] = lambda: None
+    close: Callable[[], None] = lambda: None
+    """Ends what was started for this gateway alone: its database, its limit store."""
+
+    def stop(self) -> None:
+        self.process.stop()
+        self.close()
 
 
 def bare_forward(upstream: int, folder: Path) -> Gateway:
@@ -44,13 +56,42 @@ def bare_forward(upstream: int, folder: Path) -> Gateway:
 
 def metergate(upstream: int, folder: Path) -> Gateway:
     """Everything on: a key with limits, a hard budget, the journal, the recorder, metrics. SQLite and memory limits."""
-    return _metergate("metergate", upstream, folder, {})
+    return _metergate("metergate", upstream, folder)
 
 
-def _metergate(name: str, upstream: int, folder: Path, stores: dict[str, str]) -> Gateway:
-    home = folder / name
-    home.mkdir(parents=True)
-    port = free_port()
+def metergate_postgresql(upstream: int, folder: Path) -> Gateway:
+    """The same over PostgreSQL and Valkey, whose own CPU is not counted."""
+    return _with_stores("metergate-pg", upstream, folder, workers=1)
+
+
+def metergate_workers(upstream: int, folder: Path) -> Gateway:
+    """The same with two workers."""
+    return _with_stores("metergate-pg-2", upstream, folder, workers=2)
+
+
+def _with_stores(name: str, upstream: int, folder: Path, *, workers: int) -> Gateway:
+    database = OwnPostgresql(folder / f"{name}-postgresql")
+    valkey_folder = folder / f"{name}-valkey"
+    valkey_folder.mkdir()
+    valkey = ValkeyServer(valkey_folder)
+    valkey.start()
+    with ThreadPoolExecutor(1) as thread:  # a loop of its own: the run's is running
+        thread.submit(asyncio.run, upgrade(database.url)).result()
+    stores = {"database_url": database.url, "redis_url": valkey.url}
+    gateway = _metergate(name, upstream, folder, stores, workers)
+
+    def close() -> None:
+        valkey.stop()
+        database.remove()
+
+    gateway.close = close
+    return gateway
+
+
+def serve_command(
+    home: Path, port: int, *, upstream: int, stores: Mapping[str, str] = MappingProxyType({}), workers: int = 1
+) -> tuple[list[str], dict[str, str]]:
+    """`metergate serve` in `home` before one provider, and its environment."""
     provider = {"kind": "openai", "base_url": f"http://127.0.0.1:{upstream}/v1", "api_key": "env:BENCH_UPSTREAM_KEY"}
     model = {
         "name": "bench-model",
@@ -59,14 +100,25 @@ def _metergate(name: str, upstream: int, folder: Path, stores: dict[str, str]) -
         "routes": [{"provider": "bench", "model": "bench-model"}],
     }
     config = home / "metergate.yaml"
-    config.write_text(json.dumps({"providers": {"bench": provider}, "models": [model]} | stores))
+    config.write_text(json.dumps({"providers": {"bench": provider}, "models": [model], **stores}))
     command = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), "--port", str(port)]
+    command += ["--workers", str(workers)]
     environment = {
         "METERGATE_HOME": str(home),
         "METERGATE_ADMIN_KEY": ADMIN_KEY,
         "BENCH_UPSTREAM_KEY": "sk-bench-upstream",
         "PYTHONPATH": str(ROOT),
     }
+    return command, environment
+
+
+def _metergate(
+    name: str, upstream: int, folder: Path, stores: Mapping[str, str] = MappingProxyType({}), workers: int = 1
+) -> Gateway:
+    home = folder / name
+    home.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    command, environment = serve_command(home, port, upstream=upstream, stores=stores, workers=workers)
     process = Process(name, command, env=environment, folder=folder, port=port)
     wait_ready(port)
     since = "2020-01-01T00:00:00Z"
@@ -171,6 +223,8 @@ def tensorzero(upstream: int, folder: Path) -> Gateway:
 GATEWAYS: dict[str, Callable[[int, Path], Gateway]] = {
     "forward": bare_forward,
     "metergate": metergate,
+    "metergate-pg": metergate_postgresql,
+    "metergate-pg-2": metergate_workers,
     "tensorzero": tensorzero,
     "ferrogw": ferrogw,
     "portkey": portkey,
@@ -212,16 +266,20 @@ def _env(peer: str, program: str) -> Path:
     return path
 
 
-def install() -> None:
-    """Every peer into an environment of its own, at the version that was compared."""
+def install(only: Sequence[str]) -> None:
+    """The peers into an environment each, at the version that was compared: all, or those named."""
     wheels = {
         "litellm": ["litellm[proxy]==1.108.7", "uvloop"],
         "ferrogw": ["ferrogw==1.5.10"],
         "tensorzero": ["tensorzero==2026.6.0"],
     }
     for peer, requirements in wheels.items():
+        if only and peer not in only:
+            continue
         subprocess.run([sys.executable, "-m", "venv", str(ENVS / peer)], check=True)
         subprocess.run([str(ENVS / peer / "bin" / "pip"), "install", "-q", *requirements], check=True)
+    if only and "portkey" not in only:
+        return
     folder = ENVS / "portkey"
     folder.mkdir(parents=True, exist_ok=True)
     package = {
@@ -234,6 +292,6 @@ def install() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] != ["install"]:
-        raise SystemExit("usage: python -m bench.gateways install")
-    install()
+    if sys.argv[1:2] != ["install"]:
+        raise SystemExit("usage: python -m bench.gateways install [PEER …]")
+    install(sys.argv[2:])

@@ -48,14 +48,16 @@ def cpu_seconds(pid: int) -> float:
 
 def memory_mb(pid: int) -> float:
     """Proportional resident memory of the tree in MB (shared pages counted once)."""
-    total_kb = 0
-    for member in tree(pid):
-        try:
-            rollup = Path(f"/proc/{member}/smaps_rollup").read_text()
-        except OSError:
-            continue
-        total_kb += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
-    return total_kb / 1024
+    return sum(own_memory_mb(member) for member in tree(pid))
+
+
+def own_memory_mb(pid: int) -> float:
+    """The same of one process; 0 once it is gone."""
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0.0
+    return next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) / 1024
 
 
 class Process:

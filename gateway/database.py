@@ -2,6 +2,9 @@
 
 Migrations run under a lock, so that any number of replicas may start at once: an advisory lock on PostgreSQL, the write lock on
 SQLite. Each run is one transaction: it ends at the new schema or where it began. There is no downgrade; restore a backup.
+
+Alembic is imported only where there is something to migrate: a gateway that finds its database current starts sooner and keeps
+11 MB without it. The revisions are one chain, and their files' names begin with them (tests/migrations hold that).
 """
 
 from __future__ import annotations
@@ -10,11 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, inspect, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import migrations
@@ -22,6 +21,8 @@ from billing.database import open_database, reading
 from billing.partitions import ensure_partitions
 from billing.times import now_us
 
+FOLDER: Final = Path(migrations.__file__).parent
+VERSION_TABLE: Final = "alembic_version"
 _LOCK: Final = 0x6D67_6D69_6772  # "mgmigr"
 
 
@@ -47,18 +48,24 @@ class SchemaState:
         return f"the database has schema {self.current or 'none'}, this version needs {self.wanted}; run `metergate db upgrade`"
 
 
-def _script(connection: Connection | None = None) -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    return config
+def revisions() -> list[str]:
+    """The revisions that this version carries, oldest first."""
+    return sorted(file.name.partition("_")[0] for file in FOLDER.glob("versions/[0-9]*_*.py"))
 
 
 def wanted_revision() -> str:
-    """The newest revision this version carries."""
-    head = ScriptDirectory.from_config(_script()).get_current_head()
-    assert head is not None
-    return head
+    """The newest of them."""
+    return revisions()[-1]
+
+
+def _migrate(connection: Connection, revision: str) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(FOLDER).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
 
 
 async def upgrade(url: str, revision: str = "head") -> SchemaState:
@@ -68,7 +75,8 @@ async def upgrade(url: str, revision: str = "head") -> SchemaState:
         async with engine.begin() as connection:
             if connection.dialect.name == "postgresql":
                 await connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
-            await connection.run_sync(lambda sync: command.upgrade(_script(sync), revision))
+            if await connection.run_sync(_current) != (wanted_revision() if revision == "head" else revision):
+                await connection.run_sync(_migrate, revision)
             await ensure_partitions(connection, now_us())
         return await _state(engine)
     finally:
@@ -86,6 +94,12 @@ async def check(url: str) -> SchemaState:
 
 async def _state(engine: AsyncEngine) -> SchemaState:
     async with reading(engine) as connection:
-        current = await connection.run_sync(lambda sync: MigrationContext.configure(sync).get_current_revision())
-    known = {script.revision for script in ScriptDirectory.from_config(_script()).walk_revisions()}
-    return SchemaState(current, wanted_revision(), current is None or current in known)
+        current = await connection.run_sync(_current)
+    return SchemaState(current, wanted_revision(), current is None or current in revisions())
+
+
+def _current(connection: Connection) -> str | None:
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    current: str | None = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    return current

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from uuid import UUID
 
@@ -27,8 +27,10 @@ from gateway.admission.store import AlreadyFinished
 from gateway.admission.window import SECOND_US
 
 REMEMBERED_US = 120 * SECOND_US
-REMEMBERED_MAX = 100_000
+REMEMBERED_MAX = 25_000
 """Finished request ids are remembered this long, and so many of them, to make settle and release idempotent."""
+ENDED_MAX = 4096
+"""So many leases may have ended and still stand in the queue of expiries; then it is made anew."""
 PAST_PERIOD_US = 86_400 * SECOND_US
 """How long after its end a budget period is kept for late settlements."""
 
@@ -224,7 +226,11 @@ class MemoryStore:
         self._reserve(claim.charges)
         expires_us = now_us + claim.ttl_us
         self._leases[claim.request_id.int] = HeldLease(held, claim.charges, expires_us)
-        heappush(self._expiries, (expires_us, claim.request_id.int))
+        if len(self._expiries) > len(self._leases) + ENDED_MAX:
+            self._expiries = [(lease.expires_us, request_id) for request_id, lease in self._leases.items()]
+            heapify(self._expiries)
+        else:
+            heappush(self._expiries, (expires_us, claim.request_id.int))
 
     def _post(self, claim: Claim, amounts: Mapping[int, int]) -> None:
         """Count what was spent on top of the bases, once per request."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gateway import logs
+from gateway.allocator import use_one_arena
 from gateway.metering.link import Finish, Job, News, Order, read_order
 from gateway.metering.progress import Progress
 from gateway.metering.recorder import Recorder
@@ -109,6 +110,7 @@ async def _obey(link: Link[Order], recorder: Recorder, told: _Told) -> None:
 
 
 def main(descriptor: int) -> None:
+    use_one_arena()
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     logs.configure(logging.WARNING, "text")

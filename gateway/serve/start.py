@@ -10,6 +10,7 @@ from pathlib import Path
 import uvloop
 
 from gateway import logs
+from gateway.allocator import use_one_arena
 from gateway.serve.preflight import bind, check_workers, lock_home, prepare_home
 from gateway.settings import Settings, load_settings
 
@@ -34,6 +35,7 @@ def serve(options: Options) -> None:
         logs.configure(settings.log_level.upper(), settings.log_format)
         if settings.redis_url is None:
             held.enter_context(lock_home(settings.home))
+        use_one_arena()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             if options.workers == 1:
                 from gateway.serve.single import run

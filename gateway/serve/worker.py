@@ -18,6 +18,7 @@ from typing import Final
 import uvloop
 
 from gateway import logs
+from gateway.allocator import use_one_arena
 from gateway.metering.errors import JournalError
 from gateway.metrics_sum import MetricsSum, Report, Reporter
 from gateway.process_link import Link, open_link
@@ -156,6 +157,7 @@ async def _ready(services: Services) -> None:
 
 
 def main(descriptor: int) -> None:
+    use_one_arena()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(descriptor))

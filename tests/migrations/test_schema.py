@@ -22,7 +22,7 @@ from billing.database import open_database
 from billing.partitions import ensure_partitions
 from billing.tables import PARTITIONED, metadata
 from billing.times import DAY_US, first_id_at, now_us
-from gateway.database import check, upgrade, wanted_revision
+from gateway.database import check, revisions, upgrade, wanted_revision
 
 import_module("billing.coarse_tables")
 import_module("billing.statement_tables")
@@ -84,6 +84,10 @@ async def test_an_upgrade_from_every_revision_ends_at_the_newest(empty_url: str,
     assert state.up_to_date
     assert state.current == wanted_revision()
     assert state.advice == ""
+
+
+def test_the_files_names_tell_the_chain_of_revisions() -> None:
+    assert revisions() == _revisions()[::-1]
 
 
 async def test_check_says_what_to_do_about_an_empty_database(empty_url: str) -> None:

@@ -1,0 +1,25 @@
+"""What a gateway does not load: it starts sooner and stays smaller without."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("gateway.serve.single", {"torch", "triton", "local_engine", "kernels", "alembic", "pyreqwest"}),
+        ("gateway.serve.fleet", {"torch", "litestar", "sqlalchemy", "uvicorn", "jinja2"}),
+        ("gateway.metering.recording", {"torch", "litestar", "uvicorn", "jinja2", "alembic", "httpx"}),
+    ],
+)
+def test_what_is_not_needed_to_serve_is_not_imported(module: str, absent: set[str]) -> None:
+    code = f"import sys, {module}; print(*sorted({absent!r} & {{*sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
