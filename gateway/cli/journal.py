@@ -10,6 +10,7 @@ from uuid import UUID
 import click
 import msgspec
 
+from billing.times import DAY_US, now_us
 from gateway.cli.db import config_option
 from gateway.cli.errors import CliError
 from gateway.cli.output import json_option, print_object, print_rows
@@ -86,10 +87,14 @@ def give_up(process: str, undo: bool, config: Path | None) -> None:
 @config_option
 @json_option
 def replay(process: str | None, config: Path | None, as_json: bool) -> None:
-    """Ship every request of the journal again, and retry what was set aside. Rows that are there stay as they are."""
+    """Ship every request of the journal again, and retry what was set aside. Rows that are there stay as they are; what is older
+    than `retention.usage_days` is left out."""
     folder, settings = _journal(config, process), load_settings(config)
+    days = settings.retention.usage_days
     try:
-        summary = asyncio.run(inspect.replay(folder, settings.database_url, Metrics(), process=process))
+        since_us = 0 if days is None else now_us() - days * DAY_US
+        done = inspect.replay(folder, settings.database_url, Metrics(), process=process, since_us=since_us)
+        summary = asyncio.run(done)
     except Outage as outage:
         raise CliError(f"the database cannot take the rows now: {outage}; try again when it can") from outage
     print_object(msgspec.to_builtins(summary), as_json)

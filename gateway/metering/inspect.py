@@ -6,12 +6,14 @@ Nothing here writes to a journal. A replay is harmless at any time: rows that ar
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from uuid import UUID
 
 import msgspec
 
+from gateway.ids import time_us_of
 from gateway.metering.errors import SegmentError
 from gateway.metering.pairing import Paired, Pairing, Stray
 from gateway.metering.position import read_position
@@ -61,7 +63,8 @@ class ShownRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReplaySummary(msgspec.Struct, frozen=True):
-    """What a replay did. `unpaired` outcomes belong to attempts in segments that were deleted long ago."""
+    """What a replay did. `unpaired` outcomes belong to attempts in segments that were deleted long ago; rows `too_old` may be
+    gone again."""
 
     journals: int
     inserted: int
@@ -70,6 +73,7 @@ class ReplaySummary(msgspec.Struct, frozen=True):
     set_aside: int
     letters_resolved: int
     unpaired: int
+    too_old: int
 
 
 def list_journals(journal: Path) -> list[JournalInfo]:
@@ -97,13 +101,16 @@ def show_records(journal: Path, *, process: str | None = None, request_id: UUID 
             reader.close()
 
 
-async def replay(journal: Path, database_url: str, metrics: Metrics, *, process: str | None = None) -> ReplaySummary:
+async def replay(
+    journal: Path, database_url: str, metrics: Metrics, *, process: str | None = None, since_us: int = 0
+) -> ReplaySummary:
     """Ships every journal from its first segment again, then every dead letter. Raises `Outage` when the database is away.
 
-    An attempt without an outcome becomes `lost` only where its process is dead.
+    An attempt without an outcome becomes `lost` only where its process is dead. What is older than `since_us`, whose rows
+    retention has deleted, is left out: nothing would say that it is counted already.
     """
     shipper = Shipper(database_url, metrics)
-    total, journals, unpaired = Shipped(), 0, 0
+    total, journals, left_out = Shipped(), 0, _LeftOut()
     try:
         for folder in process_folders(journal):
             if process is not None and folder.name != process:
@@ -111,7 +118,7 @@ async def replay(journal: Path, database_url: str, metrics: Metrics, *, process:
             journals += 1
             lock = try_lock(folder)
             try:
-                unpaired += await _replay_one(folder, shipper, total, dead=lock is not None)
+                await _replay_one(folder, shipper, total, left_out, dead=lock is not None, since_us=since_us)
             finally:
                 if lock is not None:
                     lock.release()
@@ -125,12 +132,21 @@ async def replay(journal: Path, database_url: str, metrics: Metrics, *, process:
         corrected=total.corrected,
         set_aside=total.set_aside,
         letters_resolved=letters.resolved,
-        unpaired=unpaired,
+        unpaired=left_out.unpaired,
+        too_old=left_out.too_old,
     )
 
 
-async def _replay_one(folder: Path, shipper: Shipper, total: Shipped, *, dead: bool) -> int:
-    reader, pairing, unpaired = JournalReader(folder), Pairing(read_position(folder).carried), 0
+@dataclass(slots=True)
+class _LeftOut:
+    unpaired: int = 0
+    too_old: int = 0
+
+
+async def _replay_one(
+    folder: Path, shipper: Shipper, total: Shipped, left_out: _LeftOut, *, dead: bool, since_us: int
+) -> None:
+    reader, pairing = JournalReader(folder), Pairing(read_position(folder).carried)
     try:
         more = True
         while more:
@@ -141,15 +157,16 @@ async def _replay_one(folder: Path, shipper: Shipper, total: Shipped, *, dead: b
                 found += pairing.lost()
             items: list[Paired | Stray] = []
             for item in found:
-                if isinstance(item, Stray) and item.request_id is not None:
-                    unpaired += 1
+                if item.request_id is not None and time_us_of(UUID(bytes=item.request_id)) < since_us:
+                    left_out.too_old += 1
+                elif isinstance(item, Stray) and item.request_id is not None:
+                    left_out.unpaired += 1
                 else:
                     items.append(item)
             if items:
                 total.add(await shipper.ship(folder.name, items))
     finally:
         reader.close()
-    return unpaired
 
 
 def trouble(folder: Path) -> str:

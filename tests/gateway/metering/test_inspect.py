@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from uuid import UUID
 
 import msgspec
 
 from billing.books import Pins
+from billing.retention import delete_usage_before
+from billing.times import DAY_US
 from billing.usage import Usage
 from gateway.metering.inspect import list_journals, replay, show_records
 from gateway.metering.journal import Journal
@@ -16,6 +19,7 @@ from gateway.metering.position import read_position
 from gateway.metering.segments import segment_path
 from gateway.metrics import Metrics
 from gateway.settings import JournalSettings
+from tests.billing.helpers import request_id
 from tests.gateway.metering.books import BooksDatabase
 from tests.gateway.metering.conftest import eventually
 from tests.gateway.metering.records import closed, opened, outcome
@@ -99,3 +103,23 @@ def test_a_dead_letter_becomes_a_row_once_its_cause_is_mended(
     assert (second.inserted, second.letters_resolved) == (1, 1)
     assert database.rows("SELECT settled_nano FROM usage") == [(2800,)]
     assert database.count("metering_dead_letters", "resolved_at_us IS NULL") == 0
+
+
+def test_a_replay_leaves_out_what_retention_has_deleted(database: BooksDatabase, make_journal: MakeJournal) -> None:
+    """A quiet gateway's segment may be months old: its oldest rows are gone, and nothing says that they were counted."""
+    now_us = time.time_ns() // 1000
+    horizon_us = now_us - 62 * DAY_US
+    journal = make_journal()
+    for at_us in (horizon_us - DAY_US, horizon_us - 1_000_000, now_us):
+        attempt = opened(request_id(at_us))
+        journal.open(attempt)
+        journal.close(closed(attempt))
+    journal.stop()
+    root = journal.folder.parent
+    asyncio.run(replay(root, database.url, Metrics()))
+    assert database.count("usage") == 3
+    assert database.run(lambda connection: delete_usage_before(connection, horizon_us)) == 2
+    before = database.digest()
+    summary = asyncio.run(replay(root, database.url, Metrics(), since_us=horizon_us))
+    assert (summary.inserted, summary.duplicates, summary.too_old) == (0, 1, 2)
+    assert database.digest() == before
