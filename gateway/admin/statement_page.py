@@ -10,6 +10,7 @@ from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
+from billing.money import Money
 from billing.records import MoneyView
 from billing.statements import StatementRow
 
@@ -59,6 +60,7 @@ def statement_page(row: StatementRow) -> str:
         heading=heading,
         document=document,
         hash=row.hash,
+        credited=Money(document.currency, row.credited_nano) if row.credited_nano else None,
         style=STYLE,
         units=_UNITS,
         money=_money,

@@ -74,7 +74,10 @@ def usage() -> None:
 @click.option("--interval", type=click.Choice(["hour", "day", "month"]), default="month", show_default=True)
 @click.option("--timezone", default="UTC", show_default=True)
 @click.option(
-    "--group-by", default="team,model", show_default=True, help="Of team, key, model, provider, provider_model."
+    "--group-by",
+    default="team,model",
+    show_default=True,
+    help="Of team, key, model, provider, provider_model, tag:NAME.",
 )
 @admin_options
 def usage_report(

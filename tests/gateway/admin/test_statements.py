@@ -110,6 +110,8 @@ async def test_a_part_of_a_statement_is_credited_in_every_form(
             headers={"authorization": operator.authorization},
         )
         shown[form] = answer.text
+    page = await client.get(f"/admin/v1{path}?format=html", headers={"authorization": operator.authorization})
+    assert "Since it was issued, 1.2 CNY of it were credited" in page.text
     assert "Credit note over a part" in shown["html"] and "-1.2 CNY" in shown["html"]
     assert [row["payable"] for row in csv.DictReader(io.StringIO(shown["csv"]))] == ["-1.2"]
     assert [row["BilledCost"] for row in csv.DictReader(io.StringIO(shown["focus"]))] == ["-1.2"]
