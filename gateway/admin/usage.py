@@ -151,11 +151,18 @@ def _range(start: str | None, end: str | None) -> tuple[int, int]:
 
 
 def _shown(row: UsageView, rooms: Rooms) -> UsageView:
-    """The row; to a team without what it cost us, on the answer and on every attempt."""
+    """The row; to a team without what it cost us, on the answer and on every attempt (engine time is our cost in other words)."""
     if rooms.principal.team_id is None:
         return row
-    attempts = [msgspec.structs.replace(each, cost=None, price_rows=[]) for each in row.attempts]
+    attempts = [
+        msgspec.structs.replace(each, cost=None, price_rows=[], cost_per_hour=None, tokens=_without_time(each.tokens))
+        for each in row.attempts
+    ]
     return msgspec.structs.replace(row, cost=None, margin=None, negative_margin=False, attempts=attempts)
+
+
+def _without_time(tokens: dict[str, int] | None) -> dict[str, int] | None:
+    return None if tokens is None else {name: count for name, count in tokens.items() if name != "compute_us"}
 
 
 def _bucket(bucket: UsageBucket, *, hide: bool) -> BucketView:

@@ -10,8 +10,13 @@ import httpx
 import litestar
 import pytest
 from litestar.routes import HTTPRoute
+from msgspec import structs
 
+from billing.ledger import record
+from billing.money import Money
+from billing.usage import Usage
 from gateway.admin.roles import RULES, Role
+from tests.billing.helpers import rated_record
 from tests.gateway.admin.conftest import Gateway, Operator
 from tests.gateway.admin.test_usage import book, serve
 
@@ -171,6 +176,28 @@ async def test_a_team_admin_works_with_the_keys_of_their_team_and_reads_its_usag
     assert [(each["cost"], each["price_rows"]) for each in one["attempts"]] == [(None, [])]
     asked = {"team_id": mine.id, "negative_margin": "true"}
     assert (await client.get("/admin/v1/usage/requests", headers=headers, params=asked)).status_code == 422
+
+
+async def test_an_engine_s_time_and_what_an_hour_of_it_costs_are_our_cost_in_other_words(
+    client: httpx.AsyncClient, gateway: Gateway, operator: Operator
+) -> None:
+    mine, _ = await two_teams(gateway, operator)
+    headers = bearer(await token_for(operator, Role.TEAM_ADMIN, mine.id))
+    made = rated_record(Usage(output=5), team=mine.id)
+    hour = Money.parse("987.654321", "USD")
+    attempt = structs.replace(made.attempts[0], usage=Usage(output=5, compute_us=123_456_789), cost_per_hour=hour)
+    async with gateway.database.begin() as connection:
+        await record(connection, [structs.replace(made, attempts=(attempt,))])
+    path = f"/usage/requests/{made.id}"
+    ours = await operator.get(path)
+    assert (ours["attempts"][0]["cost_per_hour"]["amount"], ours["attempts"][0]["tokens"]["compute_us"]) == (
+        hour.amount,
+        123_456_789,
+    )
+    for asked in (path, f"/usage/requests?team_id={mine.id}"):
+        shown = (await client.get(f"/admin/v1{asked}", headers=headers)).text
+        assert str(made.id) in shown
+        assert not any(secret in shown for secret in ("987.654321", "123456789", "compute_us"))
 
 
 async def test_a_token_is_shown_once_stored_as_a_hash_and_stops_when_revoked_or_expired(
