@@ -17,9 +17,9 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-PATIENCE_S: Final = 0.25
+PATIENCE_MS: Final = 250
 """So long the recorder lets others go first: then it is its turn, however many wait."""
-_LOOK_S: Final = 0.002
+_LOOK_MS: Final = 2
 _TRIES: Final = 100
 
 
@@ -57,12 +57,12 @@ def _queue(database: str) -> Iterator[int]:
 
 
 @asynccontextmanager
-async def begin_last(engine: AsyncEngine, patience_s: float = PATIENCE_S) -> AsyncIterator[AsyncConnection]:
-    """A writing transaction that lets whoever waits go first, for `patience_s` at most."""
+async def begin_last(engine: AsyncEngine, patience_ms: int = PATIENCE_MS) -> AsyncIterator[AsyncConnection]:
+    """A writing transaction that lets whoever waits go first, for `patience_ms` at most."""
     if engine.dialect.name == "sqlite":
         assert engine.url.database is not None
-        patient_until_s = time.monotonic() + patience_s
-        while anybody_waits(engine.url.database) and time.monotonic() < patient_until_s:
-            await asyncio.sleep(_LOOK_S)
+        patient_until_ns = time.monotonic_ns() + patience_ms * 1_000_000
+        while anybody_waits(engine.url.database) and time.monotonic_ns() < patient_until_ns:
+            await asyncio.sleep(_LOOK_MS / 1000)
     async with engine.begin() as connection:
         yield connection
