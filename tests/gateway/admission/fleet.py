@@ -11,6 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
@@ -107,8 +108,8 @@ class Fleet:
             self.gateways[0].admin("prices", row | {"effective_from": SINCE})
 
     def stop(self) -> None:
-        for gateway in self.gateways:
-            gateway.stop()
+        with ThreadPoolExecutor(len(self.gateways)) as pool:
+            list(pool.map(GatewayProcess.stop, self.gateways))
 
     async def run(self, name: str, requests: int, room: int, harm: Harm | None = None) -> Run:
         """`requests` at once on a new budget with room for `room`; then the rest of it is used up, and all comes to rest."""
