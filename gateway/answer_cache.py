@@ -136,7 +136,7 @@ class Keeping:
 
 
 class AnswerCache:
-    """`settings` may be replaced on a reload."""
+    """What `Exchange` asks before a plan, and tells after an answer."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings.cache

@@ -7,7 +7,6 @@ variable, to be set by whoever moves.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -262,8 +261,8 @@ class _Models:
     def _aliases(self) -> None:
         for alias, target in _mapping(self._settings.get("model_group_alias")).items():
             name = _mapping(target).get("model") or target
-            if self._known(name) and alias not in self._models:
-                self._models[str(alias)] = {**deepcopy(self._models[name]), "name": str(alias)}
+            if self._known(name) and str(alias) not in (*self._models, *self._named()):
+                self._models[name].setdefault("aliases", []).append(str(alias))
             else:
                 self._leave(
                     f"router_settings.model_group_alias.{alias}", "its model is not taken, or stands there already"
@@ -279,6 +278,9 @@ class _Models:
         for name in self._models:
             if everyones and name not in everyones:
                 self._fall_back("default_fallbacks", name, everyones)
+
+    def _named(self) -> list[str]:
+        return [alias for model in self._models.values() for alias in model.get("aliases", [])]
 
     def _known(self, name: object) -> bool:
         return isinstance(name, str) and name in self._models

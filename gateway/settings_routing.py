@@ -76,6 +76,8 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     name: Name
     routes: Annotated[list[RouteSettings], Meta(min_length=1)]
+    aliases: list[Name] = []
+    """Other names that callers may use. Access lists, rows and prices know the model by its own."""
     context_window: Count | None = None
     max_output_tokens: Count | None = None
     tokenizer: str | None = None
@@ -154,11 +156,12 @@ def _check_models(providers: Mapping[str, ProviderSettings], models: Sequence[Mo
     seen: set[str] = set()
     for index, model in enumerate(models):
         path = ("models", index)
-        if model.name in seen:
-            raise source.error(
-                (*path, "name"), f"the model {model.name!r} is listed twice; put all routes into one entry"
-            )
-        seen.add(model.name)
+        for place, name in ((("name",), model.name), *((("aliases", i), name) for i, name in enumerate(model.aliases))):
+            if name in seen:
+                raise source.error(
+                    (*path, *place), f"the model {name!r} is listed twice; put all routes into one entry"
+                )
+            seen.add(name)
         if model.context_window and model.max_output_tokens and model.max_output_tokens > model.context_window:
             raise source.error((*path, "max_output_tokens"), f"exceeds the context_window of {model.context_window}")
         if model.tokenizer is not None and not Path(model.tokenizer).is_file():

@@ -103,7 +103,7 @@ class ModelLookup(_Lookup):
         try:
             identity = self._identify(scope)
             model = self._services.router.find(name)
-            check_model(identity, name)
+            check_model(identity, model.name)
         except ApiError as error:
             await self._refuse(send, error)
             return

@@ -102,12 +102,14 @@ class Router:
         self._costs = Costs(catalog)
         self.providers: dict[str, Provider] = {name: Provider(name, each) for name, each in settings.providers.items()}
         self._models: dict[str, Model] = {}
+        self._aliases: dict[str, str] = {}
         self._retired: list[Provider] = []
         self._build(settings)
 
     def _build(self, settings: Settings) -> None:
         old = {(route.provider_name, route.model): route for model in self._models.values() for route in model.routes}
         named = {each.name: each for each in settings.models}
+        self._aliases = {alias: each.name for each in settings.models for alias in each.aliases}
         self._models = {
             each.name: Model(
                 each.name,
@@ -159,8 +161,8 @@ class Router:
         return self._models.values()
 
     def find(self, name: str) -> Model:
-        """Raises `ApiError` 404."""
-        model = self._models.get(name)
+        """By its name or an alias. Raises `ApiError` 404."""
+        model = self._models.get(name) or self._models.get(self._aliases.get(name, ""))
         if model is None:
             raise model_not_found(name[:200])
         return model

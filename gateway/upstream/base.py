@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 from msgspec import Raw
 
 from billing.usage import Usage
@@ -47,6 +48,11 @@ class Call:
     told: int = 0  # events of the answer so far, where the caller's dialect numbers them
     dialect: str = "openai"  # what `fields` are written in
     over: Callable[[Adapter], Adapter] | None = None  # how a provider's adapter is made to speak it; None: as it is
+
+    def name_model(self, name: str) -> None:
+        """The model by its own name, where the caller used an alias."""
+        self.model = name
+        self.fields["model"] = Raw(msgspec.json.encode(name))
 
 
 @dataclass(frozen=True, slots=True)

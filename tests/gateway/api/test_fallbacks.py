@@ -29,7 +29,7 @@ models:
     fallbacks: [free]
     routes: [{{provider: spare, model: spare-m}}]
   - {{name: lost, fallbacks: [same, large], routes: [{{provider: dead, model: y}}]}}
-  - {{name: keyed, routes: [{{provider: up, model: up-m}}]}}
+  - {{name: keyed, aliases: [also-keyed, up-m], routes: [{{provider: up, model: up-m}}]}}
   - {{name: narrow, routes: [{{provider: narrow, model: up-m}}, {{provider: spare, model: spare-m}}]}}
   - {{name: narrow-only, routes: [{{provider: narrow, model: up-m}}]}}
   - {{name: slim, routes: [{{provider: slim, model: up-m}}, {{provider: spare, model: spare-m}}]}}
@@ -145,6 +145,29 @@ def test_fallbacks_that_lead_back_or_nowhere_are_refused_with_their_line(
     config = tmp_path / "gateway.yaml"
     config.write_text("\n".join(lines))
     with pytest.raises(SettingsError, match=re.escape(message)):
+        load_settings(config, {})
+
+
+async def test_an_alias_is_the_model_by_another_name(gateway: Gateway, up: Upstream) -> None:
+    key = await gateway.admin("/keys", {"team_id": gateway.team_id, "name": "one", "models": ["keyed"]})
+    for alias in ("also-keyed", "up-m"):
+        answer = await gateway.chat(model=alias, headers={"authorization": f"Bearer {key['key']}"})
+        assert answer.status_code == 200 and "x-metergate-model" not in answer.headers
+        assert (await gateway.row(answer))["model"] == "keyed"
+    assert {entry["body"]["model"] for entry in await up.book()} == {"up-m"}
+    assert (await gateway.client.get("/v1/models/also-keyed")).json()["id"] == "keyed"
+
+
+def test_a_name_that_stands_twice_is_refused_with_its_line(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.yaml"
+    routes = "routes: [{provider: p, model: m}]"
+    config.write_text(
+        'providers: {p: {kind: openai, base_url: "http://p/v1"}}\nmodels:\n'
+        f"  - {{name: a, {routes}}}\n  - {{name: b, aliases: [c, a], {routes}}}\n"
+    )
+    with pytest.raises(
+        SettingsError, match=re.escape("gateway.yaml:4: models[1].aliases[1]: the model 'a' is listed twice")
+    ):
         load_settings(config, {})
 
 

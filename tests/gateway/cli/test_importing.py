@@ -60,8 +60,9 @@ def test_what_it_says_is_what_is_served(config: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     settings = load_settings(ours, ENVIRON)
     models = {model.name: model for model in settings.models}
-    assert list(models) == ["gpt-4o", "claude", "local", "best"]
-    best = models["best"]
+    assert list(models) == ["gpt-4o", "claude", "local"]
+    best = models["gpt-4o"]
+    assert best.aliases == ["best"]
     assert [(each.provider, each.model, each.weight) for each in best.routes] == [
         ("openai", "gpt-4o", 3),
         ("azure", "mine", 1),
