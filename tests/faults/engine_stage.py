@@ -33,7 +33,18 @@ class EngineStage:
         self.database = BooksDatabase(url)
         self.dice = random.Random()
         route = {"provider": "local", "model": "tiny"}
-        arguments = ["--served-model-name", "tiny", "--device", "cpu", "--dtype", "float32", "--max-num-seqs", "8"]
+        arguments = [
+            "--served-model-name",
+            "tiny",
+            "--device",
+            "cpu",
+            "--kernels",
+            "torch",
+            "--dtype",
+            "float32",
+            "--max-num-seqs",
+            "8",
+        ]
         arguments += ["--kv-cache-memory-bytes", str(64 << 20), "--max-model-len", str(WINDOW)]
         self.gateway = GatewayProcess(
             home,

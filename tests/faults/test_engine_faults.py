@@ -18,14 +18,15 @@ from tests.local_engine.models.tiny_llama import save_tiny_llama
 from tests.local_engine.tiny import VOCAB, write_model_folder
 
 TOKENS = 1500
-RESTART_S = 90.0
+RESTART_S = 150.0
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny") / "tiny"
+    """A tokenizer of bytes, then weights and what they say of themselves."""
+    folder = write_model_folder(tmp_path_factory.mktemp("tiny") / "tiny")
     save_tiny_llama(folder, vocab_size=VOCAB, max_position_embeddings=2048)
-    return write_model_folder(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
