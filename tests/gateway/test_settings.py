@@ -261,3 +261,20 @@ def test_secrets_compare_by_value() -> None:
 def test_redaction_keeps_everything_but_the_password() -> None:
     assert redact_url("postgresql://u:p@h:5432/d?x=1") == "postgresql://u:***@h:5432/d?x=1"
     assert redact_url("sqlite:///var/metergate.db") == "sqlite:///var/metergate.db"
+
+
+@pytest.mark.parametrize(
+    ("provider", "why"),
+    [
+        ("{kind: openai, base_url: 'https://x/v1', cost_per_hour: 1 USD}", "applies only to engines"),
+        ("{kind: engine, model: m, cost_per_hour: 1 XXQ}", "XXQ is no ISO 4217 currency code"),
+        ("{kind: engine, model: m, cost_per_hour: 999999999999999999999 USD}", "beyond 9223372036.854775807"),
+        ("{kind: engine, model: m, cost_per_hour: -1 USD}", "cost_per_hour"),
+        ("{kind: engine, model: m, cost_per_hour: 1.5}", "cost_per_hour"),
+    ],
+)
+def test_an_hour_of_an_engine_that_cannot_cost_that_is_refused(tmp_path: Path, provider: str, why: str) -> None:
+    config = tmp_path / "gateway.yaml"
+    config.write_text(f"providers: {{a: {provider}}}\n")
+    with pytest.raises(SettingsError, match=why):
+        load_settings(config, {})
