@@ -22,14 +22,14 @@ models:
   - {{name: m, routes: [{{provider: up, model: up-m}}]}}
 """
 NEW = "  - {name: newcomer, routes: [{provider: up, model: up-m}]}\n"
-CHUNKS = 30
-BODY = {"model": "m", "stream": True, "messages": [{"role": "user", "content": f"[[chunks={CHUNKS};gap_ms=50]]"}]}
+CHUNKS = 40
+BODY = {"model": "m", "stream": True, "messages": [{"role": "user", "content": f"[[chunks={CHUNKS};gap_ms=100]]"}]}
 
 
 def test_rules_23_25_callers_hardly_notice_a_provider_that_hangs_and_one_that_fails(tmp_path: Path) -> None:
     outage = run(tmp_path, requests=400, callers=8)
     assert outage.succeeded >= 0.999 * outage.requests, outage
-    assert outage.hung_attempts > 0 and outage.longest_hung_s < TIMEOUT_S + 2.0, outage
+    assert outage.hung_attempts > 0 and outage.longest_hung_s < TIMEOUT_S + 5.0, outage
     assert outage.retries <= outage.retry_budget, outage
 
 

@@ -224,7 +224,7 @@ async def test_beyond_a_providers_tokens_per_minute_too_and_what_was_not_used_is
     await gateway.settled()
     again = await gateway.chat("prompt=10;output=1", model="slim", max_tokens=450)
     assert again.headers["x-metergate-provider"] == "slim", "the first used 11 tokens, not 460"
-    both = await asyncio.gather(*(gateway.chat("delay_ms=100", model="slim", max_tokens=400) for _ in range(2)))
+    both = await asyncio.gather(*(gateway.chat("delay_ms=1000", model="slim", max_tokens=400) for _ in range(2)))
     assert sorted(each.headers["x-metergate-provider"] for each in both) == ["slim", "spare"]
     huge = await gateway.client.post(
         "/v1/chat/completions", json={"model": "slim", "messages": MESSAGES, "max_tokens": 4000}

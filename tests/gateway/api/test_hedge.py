@@ -243,8 +243,14 @@ async def test_without_a_retry_to_spend_and_where_the_caller_forbids_it_nothing_
 
 async def test_a_caller_that_leaves_both_attempts_is_billed_once(gateway: Gateway) -> None:
     known(gateway, "m")
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(gateway.chat("delay_ms=60000"), 0.5)
+    asking = asyncio.create_task(gateway.chat("delay_ms=60000"))
+
+    async def both() -> bool:
+        return all(route.in_flight == 1 for route in gateway.services.router.find("m").routes)
+
+    await until(both, "two attempts at once", within_s=20)
+    asking.cancel()
+    await asyncio.wait([asking])
     row = await gateway.only_row()
     assert row["status"] == "cancelled" and {attempt["status"] for attempt in row["attempts"]} == {"cancelled"}
     assert len(row["attempts"]) == 2
