@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +22,8 @@ from gateway.dashboard.visit import Visit
 
 SPEND: Final = "POST /admin/v1/keys"
 """Whoever may make a key for a team may spend on one of its keys."""
+_UNTAGGABLE: Final = re.compile(r"[^A-Za-z0-9@._:-]")
+"""What a tag's value is spared of: the usage row says by a tag who asked."""
 
 
 class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +80,12 @@ class _Exchanged:
         self._body = body
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(self._body)).encode())]
+        asker = _UNTAGGABLE.sub("_", self._visit.principal.name)[:100]
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(self._body)).encode()),
+            (b"x-metergate-tags", f"playground={asker}".encode()),
+        ]
         inner: Scope = {
             "type": "http",
             "method": "POST",

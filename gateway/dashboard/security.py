@@ -46,11 +46,11 @@ def way_back(text: str | None) -> str:
 
 def check_origin(request: Request[Any, Any, Any]) -> None:
     """Raises `ApiError` 403 for a form that another site sent. Browsers say where it comes from; scripts say nothing."""
-    site = request.headers.get("sec-fetch-site")
-    origin = request.headers.get("origin")
-    foreign = site not in (None, "same-origin", "none")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-        foreign = True
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None:
+        foreign = site not in ("same-origin", "none")
+    else:
+        foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
     if foreign:
         raise errors.forbidden("This form was sent from another site.", code="cross_site")
 

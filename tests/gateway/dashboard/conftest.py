@@ -1,4 +1,4 @@
-"""One world and one gateway over it for all tests of a file."""
+"""One world and one gateway over it for all tests here."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import httpx
 import pytest
 
 from tests.e2e.product import Product
+from tests.gateway.dashboard.identity_provider import SETTINGS, oidc_provider
 from tests.gateway.dashboard.world import ADMIN_KEY, World, build, provider, serving
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("world")
-    with provider(folder) as upstream:
-        yield build(folder, upstream)
+    with provider(folder) as upstream, oidc_provider() as port:
+        world = build(folder, upstream)
+        world.config.write_text(world.config.read_text() + SETTINGS.format(port=port, team=world.search))
+        yield world
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def product(world: World) -> Iterator[Product]:
     with serving(world) as product:
         yield product

@@ -148,7 +148,7 @@ def test_the_playground_streams_and_its_cost_is_the_ledgers(chromium: Browser, p
     query = {"key_id": world.keys["assistant"], "limit": "1"}
     with httpx.Client(base_url=product.url, headers=headers, trust_env=False) as client:
         row = client.get("/admin/v1/usage/requests", params=query).json()["data"][0]
-    assert row["tokens"]["total"] == 1040
+    assert (row["tokens"]["total"], row["tags"]) == (1040, {"playground": "admin"})
     assert (Decimal(charged[1]), charged[2]) == (Decimal(row["settled"]["amount"]), row["settled"]["currency"])
     page.fill("textarea[name=system]", "[[status=500]]")
     page.click("button.primary")

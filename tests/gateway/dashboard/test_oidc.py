@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -21,53 +17,7 @@ from gateway.errors import ApiError
 from gateway.settings import OidcSettings, SettingsError, load_settings
 from tests.e2e.product import Product
 from tests.gateway.dashboard.conftest import Browser, Visitor
-from tests.gateway.dashboard.world import World, build, provider
-
-PROVIDER = """
-import sys
-from oidc_provider_mock import User, run_server_in_thread
-users = [
-    User(sub="mei", claims={"email": "mei@example.com", "email_verified": True, "groups": ["staff", "money"]}),
-    User(sub="lin", claims={"email": "lin@example.com", "groups": ["search leads"]}),
-    User(sub="eve", claims={"email": "eve@example.com", "groups": ["visitors"]}),
-]
-with run_server_in_thread(user_claims=users) as server:
-    print(server.server_port, flush=True)
-    sys.stdin.read()
-"""
-SETTINGS = """
-oidc:
-  issuer: "http://localhost:{port}"
-  client_id: metergate
-  client_secret: a-secret-of-the-tests
-  public_url: "http://localhost:1"
-  name: the house
-  roles: {{money: billing, "search leads": "team_admin:{team}"}}
-"""
-
-
-@contextlib.contextmanager
-def oidc_provider() -> Iterator[str]:
-    command = [sys.executable, "-W", "ignore", "-c", PROVIDER]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        yield process.stdout.readline().strip()
-    finally:
-        process.stdin.close()
-        process.wait(30)
-        process.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("world")
-    with provider(folder) as upstream, oidc_provider() as port:
-        world = build(folder, upstream, requests=20)
-        world.config.write_text(world.config.read_text() + SETTINGS.format(port=port, team=world.search))
-        yield world
+from tests.gateway.dashboard.world import World
 
 
 def leave(guest: Browser, back: str = "/dashboard") -> tuple[str, dict[str, str]]:

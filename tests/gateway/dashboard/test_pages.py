@@ -28,8 +28,8 @@ from tests.e2e.product import Product
 from tests.gateway.dashboard.conftest import Browser, Visitor
 from tests.gateway.dashboard.world import ADMIN_KEY, NASTY, World
 
-OPEN = {"/files/{name}", "/sign-in", "/show"}
-"""What needs no session: the style, the sign-in itself, and the cookies of language and theme."""
+OPEN = {"/files/{name}", "/sign-in", "/show", "/oidc/start", "/oidc"}
+"""What needs no session: the style, the sign-in in both ways, and the cookies of language and theme."""
 
 
 def routes(world: World) -> list[tuple[str, str]]:
