@@ -7,19 +7,12 @@ It works between threads and between processes, and costs nobody anything while 
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from typing import Final
 
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
-
-PATIENCE_MS: Final = 250
-"""So long the recorder lets others go first: then it is its turn, however many wait."""
-_LOOK_MS: Final = 2
 _TRIES: Final = 100
 
 
@@ -54,15 +47,3 @@ def _queue(database: str) -> Iterator[int]:
         yield file
     finally:
         os.close(file)
-
-
-@asynccontextmanager
-async def begin_last(engine: AsyncEngine, patience_ms: int = PATIENCE_MS) -> AsyncIterator[AsyncConnection]:
-    """A writing transaction that lets whoever waits go first, for `patience_ms` at most."""
-    if engine.dialect.name == "sqlite":
-        assert engine.url.database is not None
-        patient_until_ns = time.monotonic_ns() + patience_ms * 1_000_000
-        while anybody_waits(engine.url.database) and time.monotonic_ns() < patient_until_ns:
-            await asyncio.sleep(_LOOK_MS / 1000)
-    async with engine.begin() as connection:
-        yield connection

@@ -24,12 +24,11 @@ from billing.errors import AmountOverflow
 from billing.ledger import UsageRecord, record
 from billing.usage import TokenClass
 from billing.watermarks import raise_watermark
-from billing.writers import begin_last
 from gateway.ids import new_request_id
 from gateway.metering.bill import LOST, usage_record
 from gateway.metering.dead_letters import DeadLetter, letter, resolve, set_aside, unresolved
 from gateway.metering.errors import MeteringError
-from gateway.metering.pace import Pace
+from gateway.metering.pace import Pace, begin_last
 from gateway.metering.pairing import Paired, Stray
 from gateway.metering.verdict import Verdict, judge
 from gateway.metering.watermarks import Mark

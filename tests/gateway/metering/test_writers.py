@@ -6,17 +6,27 @@ import asyncio
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.database import reading
-from billing.writers import anybody_waits, begin_last, waiting
+from billing.database import open_database, reading
+from billing.writers import anybody_waits, waiting
+from gateway.metering.pace import begin_last
 
 WAIT = (
     "import sys; from billing.writers import waiting\nwith waiting(sys.argv[1]): print(1, flush=True); sys.stdin.read()"
 )
+
+
+@pytest.fixture
+async def sqlite_database(sqlite_url: str) -> AsyncIterator[AsyncEngine]:
+    engine = open_database(sqlite_url)
+    yield engine
+    await engine.dispose()
 
 
 def path_of(database: AsyncEngine) -> str:
@@ -76,7 +86,7 @@ def test_a_waiting_process_is_seen_until_it_dies(sqlite_url: str) -> None:
     assert path is not None
     assert not anybody_waits(path)
     with subprocess.Popen(
-        [sys.executable, "-c", WAIT, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", WAIT, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]
     ) as other:
         assert other.stdout is not None
         other.stdout.readline()
