@@ -52,14 +52,14 @@ async def _engine(visit: Visit, name: str) -> Json:
             answer.raise_for_status()
     except (httpx.HTTPError, httpx.InvalidURL):
         return found
+    return {**found, "up": True, "figures": figures(answer.text)}
+
+
+def figures(exposition: str) -> Json:
+    """Whole numbers and percents of an engine's own metrics; None for what this engine does not tell."""
     sums: dict[str, float] = {}
-    for prefix, sample, value in _SAMPLE.findall(answer.text):
+    for prefix, sample, value in _SAMPLE.findall(exposition):
         sums[prefix + sample] = sums.get(prefix + sample, 0.0) + float(value)
-    return {**found, "up": True, "figures": _figures(sums)}
-
-
-def _figures(sums: dict[str, float]) -> Json:
-    """Whole numbers and percents; None for what this engine does not tell."""
 
     def whole(name: str) -> int | None:
         value = sums.get(f"vllm:{name}", sums.get(f"metergate_engine_{name}"))

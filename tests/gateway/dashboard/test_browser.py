@@ -143,7 +143,6 @@ def test_the_playground_streams_and_its_cost_is_the_ledgers(chromium: Browser, p
     assert "word" in page.inner_text("#answer")
     assert page.inner_text("#tokens") == "1000 + 40"
     charged = page.inner_text("#cost").split()
-    picture(page, "playground-answer")
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     query = {"key_id": world.keys["assistant"], "limit": "1"}
     with httpx.Client(base_url=product.url, headers=headers, trust_env=False) as client:
