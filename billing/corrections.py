@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -57,25 +57,33 @@ async def correct(
     """
     reversal_id, correction_id = ids
     original = await _row(connection, truth.id)
-    if not await _claim(connection, truth.id, reversal_id, correction_id, reason, actor):
+    if not await _claim(connection, [(truth.id, reversal_id, correction_id)], reason, actor):
         return False
+    lines = await _lines_of(connection, [truth.id])
     replacement = replace(truth, id=correction_id, kind="correction", corrects_id=truth.id)
-    await _enter(connection, [await _reversal(connection, original, reversal_id), replacement])
+    await _enter(connection, [_reversal(original, lines.get(truth.id, []), reversal_id), replacement])
     return True
 
 
 async def correct_all(
     connection: AsyncConnection, truths: Sequence[tuple[UsageRecord, UUID, UUID]], *, reason: str, actor: str
 ) -> int:
-    """`correct` for many rows in one batch, each with its two ids; how many nobody had put right before."""
+    """`correct` for up to 500 rows in one batch, each with its two ids; how many nobody had put right before."""
+    assert len(truths) <= _IDS_PER_QUERY
+    ids = {truth.id: (reversal_id, correction_id) for truth, reversal_id, correction_id in truths}
+    rows = tables.usage
+    found = await connection.execute(select(rows).where(rows.c.id.in_(list(ids)), rows.c.kind != "reversal"))
+    originals = {row.id: row for row in found}
+    claims = [(each, *ids[each]) for each in originals]
+    mine = await _claim(connection, claims, reason, actor)
+    lines = await _lines_of(connection, mine)
     entered: list[UsageRecord] = []
     for truth, reversal_id, correction_id in truths:
-        if await _claim(connection, truth.id, reversal_id, correction_id, reason, actor):
-            original = await _row(connection, truth.id)
-            entered.append(await _reversal(connection, original, reversal_id))
+        if truth.id in mine:
+            entered.append(_reversal(originals[truth.id], lines.get(truth.id, []), reversal_id))
             entered.append(replace(truth, id=correction_id, kind="correction", corrects_id=truth.id))
     await _enter(connection, entered)
-    return len(entered) // 2
+    return len(mine)
 
 
 async def reverse(
@@ -83,9 +91,10 @@ async def reverse(
 ) -> bool:
     """Take a row back without a replacement. False when it has been put right already. Raises `NotFound`."""
     original = await _row(connection, original_id)
-    if not await _claim(connection, original_id, reversal_id, None, reason, actor):
+    if not await _claim(connection, [(original_id, reversal_id, None)], reason, actor):
         return False
-    await _enter(connection, [await _reversal(connection, original, reversal_id)])
+    lines = await _lines_of(connection, [original_id])
+    await _enter(connection, [_reversal(original, lines.get(original_id, []), reversal_id)])
     return True
 
 
@@ -110,25 +119,37 @@ async def _row(connection: AsyncConnection, request_id: UUID) -> Row[Any]:
 
 
 async def _claim(
-    connection: AsyncConnection, original: UUID, reversal: UUID, replacement: UUID | None, reason: str, actor: str
-) -> bool:
-    """One conditional insert decides who corrects a row, on one process or on many."""
+    connection: AsyncConnection, claims: Sequence[tuple[UUID, UUID, UUID | None]], reason: str, actor: str
+) -> set[UUID]:
+    """One conditional insert decides who corrects a row, on one process or on many: the originals that are ours.
+
+    A claim names the original, its reversal and its replacement.
+    """
+    if not claims:
+        return set()
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    table = tables.corrections
-    statement = (
-        dialect.insert(table)
-        .values(
-            original_id=original,
-            reversal_id=reversal,
-            replacement_id=replacement,
-            reason=reason,
-            actor=actor,
-            recorded_at_us=now_us(),
-        )
-        .on_conflict_do_nothing()
-        .returning(table.c.original_id)
-    )
-    return (await connection.execute(statement)).first() is not None
+    table, at_us = tables.corrections, now_us()
+    values = [
+        {
+            "original_id": original,
+            "reversal_id": reversal,
+            "replacement_id": replacement,
+            "reason": reason,
+            "actor": actor,
+            "recorded_at_us": at_us,
+        }
+        for original, reversal, replacement in sorted(claims, key=lambda claim: claim[0].int)
+    ]
+    statement = dialect.insert(table).values(values).on_conflict_do_nothing().returning(table.c.original_id)
+    return set((await connection.execute(statement)).scalars())
+
+
+async def _lines_of(connection: AsyncConnection, ids: Iterable[UUID]) -> dict[UUID, list[Row[Any]]]:
+    table = tables.usage_lines
+    lines: dict[UUID, list[Row[Any]]] = {}
+    for line in await connection.execute(select(table).where(table.c.usage_id.in_(list(ids)))):
+        lines.setdefault(line.usage_id, []).append(line)
+    return lines
 
 
 async def _enter(connection: AsyncConnection, records: Sequence[UsageRecord]) -> None:
@@ -137,9 +158,8 @@ async def _enter(connection: AsyncConnection, records: Sequence[UsageRecord]) ->
         raise Conflict("the ids of a correction must be new", field="id")
 
 
-async def _reversal(connection: AsyncConnection, row: Row[Any], reversal_id: UUID) -> UsageRecord:
+def _reversal(row: Row[Any], stored: Iterable[Row[Any]], reversal_id: UUID) -> UsageRecord:
     """The row with every count and amount negated. Its attempts stay with the original; their cost is taken back in the sum."""
-    table = tables.usage_lines
     lines = tuple(
         RatedLine(
             TokenClass(line.token_class),
@@ -151,7 +171,7 @@ async def _reversal(connection: AsyncConnection, row: Row[Any], reversal_id: UUI
             _minus(line.policy_nano),
             _minus(line.reference_nano),
         )
-        for line in await connection.execute(select(table).where(table.c.usage_id == row.id))
+        for line in stored
     )
     counts = {str(line.token_class): line.quantity for line in lines}
     usage = Usage(**counts, reasoning=-row.reasoning, compute_us=-row.compute_us, flaw=row.flaw)

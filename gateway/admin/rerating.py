@@ -16,7 +16,7 @@ from gateway.admin.texts import Moment, Text
 from gateway.admin.wallets import ADMIN, Actor, Reason
 from gateway.ids import new_request_id
 
-ROWS_AT_ONCE = 100
+ROWS_AT_ONCE = 50
 """So many rows are put right in one transaction: whoever waits for the writer's place gets it in between."""
 
 
