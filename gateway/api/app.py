@@ -12,6 +12,7 @@ from typing import Final, Literal, cast
 from litestar import Litestar
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
 
 from gateway import errors
 from gateway.access.admin_key import load_admin_key
@@ -135,7 +136,18 @@ def _operators(services: Services) -> Endpoint:
         Litestar(
             route_handlers=admin_routers(services),
             openapi_config=OpenAPIConfig(
-                title="Metergate", version="1", path="/schema", render_plugins=[JsonRenderPlugin(path="/openapi.json")]
+                title="Metergate",
+                version="1",
+                path="/schema",
+                render_plugins=[JsonRenderPlugin(path="/openapi.json")],
+                components=Components(
+                    security_schemes={
+                        "key": SecurityScheme(
+                            type="http", scheme="bearer", description="The admin key, or a role's token."
+                        )
+                    }
+                ),
+                security=[{"key": []}],
             ),
             exception_handlers=HANDLERS,
             logging_config=None,

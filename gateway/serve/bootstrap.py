@@ -34,4 +34,5 @@ async def first_team_key(services: AdminServices) -> str | None:
             f"key_{random_id()}", team.id, "first key", new.public_id, KeyPolicy(), None, now_us(), write.version
         )
         await repository.insert_key(write.connection, row, new)
+        rooms.done({"team": team.id, "key": row.id})
     return new.secret.reveal()
