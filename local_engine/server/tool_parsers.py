@@ -29,14 +29,18 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.-]*")
 
 
 class HermesParser:
-    """Content may stand before, between and after calls."""
+    """Content may stand before, between and after calls. Blanks beside a call belong to it."""
 
     def __init__(self) -> None:
         self._calls = Calls()
         self._held = ""
+        self._blanks = ""
+        """Before the tag of the call that is being read."""
         self._scanner: CallScanner | None = None
         self._closing = False
         """After a call's object, until its closing tag."""
+        self._after_call = False
+        """No content since the last call."""
 
     def feed(self, text: str) -> tuple[str, list[CallDelta]]:
         content = ""
@@ -49,14 +53,14 @@ class HermesParser:
             if self._closing and not self._close():
                 break
             before, opened, after = self._held.partition(OPEN)
-            if opened:
-                content += before if before.strip() else ""
-                self._held, self._scanner = after, CallScanner(self._calls)
-                continue
-            keep = _blank_or_tag(self._held)
-            content += self._held[: len(self._held) - keep]
-            self._held = self._held[len(self._held) - keep :]
-            break
+            kept = before if opened else self._held[: len(self._held) - overlap(self._held, OPEN)]
+            shown = kept.rstrip()
+            content += shown
+            self._after_call &= not shown
+            if not opened:
+                self._held = self._held[len(shown) :]
+                break
+            self._blanks, self._held, self._scanner = before[len(shown) :], after, CallScanner(self._calls)
         return content, parts
 
     def _close(self) -> bool:
@@ -75,25 +79,25 @@ class HermesParser:
         try:
             found, self._held = scanner.feed(self._held)
         except NotACall as error:
+            content = self._unread()
             self._held, self._scanner = error.rest, None
-            return "" if scanner.begun else OPEN + scanner.text
+            self._after_call = scanner.begun
+            return content
         parts += found
         if scanner.done:
-            self._scanner, self._closing = None, True
+            self._scanner, self._closing, self._after_call = None, True, True
         return ""
+
+    def _unread(self) -> str:
+        """What was read as a call and is content after all; nothing if some of it was passed on as a call."""
+        assert self._scanner is not None
+        return "" if self._scanner.begun else self._blanks + OPEN + self._scanner.text
 
     def flush(self) -> tuple[str, list[CallDelta]]:
         held, self._held = self._held, ""
         if self._scanner is not None:
-            return ("" if self._scanner.begun else OPEN + self._scanner.text), []
-        return ("" if self._closing or not held.strip() else held), []
-
-
-def _blank_or_tag(text: str) -> int:
-    """Length of the end of `text` that may be swallowed by a call: the beginning of its tag, and blanks before it."""
-    tag = overlap(text, OPEN)
-    before = text[: len(text) - tag]
-    return tag + len(before) - len(before.rstrip()) if not before.strip() else tag
+            return self._unread(), []
+        return ("" if self._closing or (self._after_call and not held.strip()) else held), []
 
 
 class Llama3JsonParser:

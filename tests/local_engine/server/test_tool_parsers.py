@@ -98,7 +98,7 @@ SHARDS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.sampled_from(sorted(TOOL_PARSERS)), st.data())
 def test_any_text_is_read_to_its_end_and_cuts_change_nothing(name: str, data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(SHARDS), max_size=14)))
