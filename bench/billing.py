@@ -47,10 +47,9 @@ from billing.reports import usage_buckets
 from billing.statements import draft_statement, issue_statement, month_bounds
 from billing.teams import TeamRow, create_team
 from billing.times import DAY_US, datetime_of, now_us
-from billing.writers import begin_last
 from gateway.database import upgrade
 from gateway.ids import new_request_id
-from gateway.metering.pace import Pace
+from gateway.metering.pace import Pace, begin_last
 
 ROOT: Final = Path(__file__).parents[1]
 MONTH: Final = "2026-10"

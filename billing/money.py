@@ -67,13 +67,12 @@ def _beyond(scale: int) -> str:
 
 
 def format_scaled(count: int, scale: int) -> str:
-    """`count` 1/scale units as a plain decimal string without trailing zeros: 420000000 nano is "0.42"."""
+    """`count` 1/scale units (a power of ten) as a plain decimal string without trailing zeros: 420000000 nano is "0.42"."""
     sign = "-" if count < 0 else ""
     whole, fraction = divmod(abs(count), scale)
     if fraction == 0:
         return f"{sign}{whole}"
-    digits = len(str(scale)) - 1
-    return f"{sign}{whole}.{fraction:0{digits}d}".rstrip("0")
+    return f"{sign}{whole}.{str(scale + fraction)[1:].rstrip('0')}"
 
 
 class Money(msgspec.Struct, frozen=True, gc=False):

@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.errors import InvalidQuery
-from billing.money import Money
+from billing.money import NANO, format_scaled
 from billing.periods import INTERVALS, intervals
 from billing.reads import UsageFilters
 from billing.records import MoneyView
@@ -57,7 +57,9 @@ _MONEY: Final = tuple(
     )
 )
 """Each money list: where its currency and its sum stand."""
-_TOKENS: Final = (*TOKEN_COLUMNS, "reasoning")
+_TOKENS_FROM: Final = _COUNTS.index(TOKEN_COLUMNS[0])
+_TOKENS: Final = tuple(enumerate((*TOKEN_COLUMNS, "reasoning"), _TOKENS_FROM))
+"""Where each class of tokens stands; before them stand the counts of requests."""
 
 _Moneys: TypeAlias = list[MoneyView]
 
@@ -171,22 +173,23 @@ def _check(start_us: int, end_us: int, interval: str, timezone: str, group_by: S
 def _buckets(
     merged: dict[tuple[Any, ...], list[Sums]], spans: list[tuple[int, int]], group_by: Sequence[str]
 ) -> list[UsageBucket]:
-    ends = dict(spans)
+    bounds = {start: (format_time(start), format_time(end)) for start, end in spans}
     found = []
     for key, rows in merged.items():
-        sums = rows[0].sums if len(rows) == 1 else map(sum, zip(*(row.sums for row in rows), strict=True))
-        totals = dict(zip(_COUNTS, sums, strict=True))
+        sums = rows[0].sums if len(rows) == 1 else [sum(each) for each in zip(*(row.sums for row in rows), strict=True)]
+        requests, errors, unpriced, estimated, negative_margin = sums[:_TOKENS_FROM]
+        start, end = bounds[key[0]]
         found.append(
             UsageBucket(
-                start=format_time(key[0]),
-                end=format_time(ends[key[0]]),
+                start=start,
+                end=end,
                 group=dict(zip(group_by, key[1:], strict=True)),
-                requests=totals["requests"],
-                errors=totals["errors"],
-                tokens={name: totals[name] for name in _TOKENS if totals[name]},
-                unpriced=totals["unpriced"],
-                estimated=totals["estimated"],
-                negative_margin=totals["negative_margin"],
+                requests=requests,
+                errors=errors,
+                tokens={name: sums[at] for at, name in _TOKENS if sums[at]},
+                unpriced=unpriced,
+                estimated=estimated,
+                negative_margin=negative_margin,
                 **{label: _moneys(rows, currency_at, nano_at) for label, currency_at, nano_at in _MONEY},
             )
         )
@@ -200,7 +203,7 @@ def _moneys(rows: Sequence[Sums], currency_at: int, nano_at: int) -> list[MoneyV
         currency = str(row[currency_at])
         if currency:
             sums[currency] = sums.get(currency, 0) + row.sums[nano_at]
-    return [MoneyView(Money(currency, nano).amount, currency) for currency, nano in sorted(sums.items())]
+    return [MoneyView(format_scaled(nano, NANO), currency) for currency, nano in sorted(sums.items())]
 
 
 def _encode_cursor(key: tuple[Any, ...]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import bindparam, text
@@ -72,10 +72,12 @@ async def rollup_sums(
     numbers = (bindparam(name, type_=Int64) for name, value in parameters.items() if isinstance(value, int))
     found = await connection.execute(text(statement).bindparams(*numbers), parameters)
     at = 1 + len(groups)
-    return [
-        Sums(row[0], tuple(row[1:at]), row[at], row[at + 1], row[at + 2], tuple(map(int, row[at + 3 :])))
-        for row in found
-    ]
+    whole: Callable[[Any], tuple[int, ...]] = tuple if connection.dialect.name == "sqlite" else _integers
+    return [Sums(row[0], tuple(row[1:at]), row[at], row[at + 1], row[at + 2], whole(row[at + 3 :])) for row in found]
+
+
+def _integers(texts: Iterable[str]) -> tuple[int, ...]:
+    return tuple(map(int, texts))
 
 
 def _sum(dialect: str, name: str) -> str:
