@@ -62,6 +62,7 @@ _TAKEN: Final = frozenset(
     {
         "model",
         "api_base",
+        "api_version",
         "base_url",
         "api_key",
         "rpm",
@@ -210,9 +211,14 @@ class _Models:
         if not base:
             self._leave(where, f"a deployment of {prefix!r} needs an api_base")
             return None
-        if prefix == "azure" and "/openai/v1" not in base:
+        if prefix == "azure" and "/openai/v1" not in base and not given.get("api_version"):
             base = base.rstrip("/") + "/openai/v1"
         settings: Json = {"kind": kind, "base_url": base.rstrip("/")}
+        if prefix == "azure" and given.get("api_version"):
+            settings["api_version"] = str(given["api_version"])
+            if settings["api_version"].startswith("os.environ/"):
+                self._leave(where, "its api_version is an environment variable; write the version out")
+                return None
         key = self._key(where, given.get("api_key"))
         if key is not None:
             settings["api_key"] = key

@@ -32,6 +32,8 @@ class ProviderSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     api_key: Secret | None = None
     api_keys: list[Secret] = []
     """Several keys of ours at one provider: one that is refused, out of quota or limited gives way to the next."""
+    api_version: Annotated[str, Meta(pattern=r"^[A-Za-z0-9.-]{1,40}$")] | None = None
+    """Of Azure OpenAI's older address form (kind openai): the routes' models are then its deployments."""
     model: str | None = None
     """What a bundled engine loads: a folder, a .gguf file or a known name."""
     price_as: Name | None = None
@@ -136,6 +138,8 @@ def _check_provider(name: str, provider: ProviderSettings, source: Source) -> No
         raise source.error(
             path, "lacks `model` (the bundled engine's) or `base_url` (of an engine that runs elsewhere)"
         )
+    if provider.api_version is not None and provider.kind != "openai":
+        raise source.error((*path, "api_version"), "applies only to Azure OpenAI (kind openai)")
     if provider.engine_args and (provider.kind != "engine" or provider.base_url is not None):
         raise source.error((*path, "engine_args"), "applies only to the bundled engine (kind engine, no base_url)")
 

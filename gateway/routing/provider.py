@@ -8,6 +8,7 @@ from typing import Final
 
 from gateway.settings import ProviderSettings
 from gateway.upstream.anthropic import AnthropicAdapter
+from gateway.upstream.azure import AzureAdapter
 from gateway.upstream.base import Adapter
 from gateway.upstream.engine import EngineAdapter
 from gateway.upstream.gemini import GeminiAdapter
@@ -19,6 +20,9 @@ _VERSION: Final = re.compile(r"/v[0-9]+[a-z0-9]*$")
 ADAPTERS: Final[Mapping[str, Adapter]] = {
     each.kind: each for each in (OpenAIAdapter(), EngineAdapter(), AnthropicAdapter(), GeminiAdapter())
 }
+
+
+_AZURE: Final = AzureAdapter()
 
 
 class Credential:
@@ -38,7 +42,7 @@ class Provider:
     def __init__(self, name: str, settings: ProviderSettings) -> None:
         self.name = name
         self.settings = settings
-        self.adapter: Adapter = ADAPTERS[settings.kind]
+        self.adapter: Adapter = ADAPTERS[settings.kind] if settings.api_version is None else _AZURE
         self.price_list = settings.price_as or name
         self.cost_per_hour = settings.hourly_cost()
         given = settings.api_keys or ([] if settings.api_key is None else [settings.api_key])

@@ -98,7 +98,11 @@ class OpenAIAdapter:
         if self.caches_prefixes and not route.provider.settings.share_prefix_cache:
             fields.setdefault("cache_salt", _EMPTY)
         policy.apply(fields, team_id)
-        return Outgoing(route.provider.url(call.path), self.headers(route.provider, request_id), _encode(fields))
+        return Outgoing(self.address(route, call.path), self.headers(route.provider, request_id), _encode(fields))
+
+    def address(self, route: Route, path: str) -> str:
+        """Where a call of this model goes; `path` is below the base URL."""
+        return route.provider.url(path)
 
     def headers(self, provider: Provider, request_id: str) -> dict[str, str]:
         return {**provider.headers, "x-request-id": request_id}

@@ -74,7 +74,12 @@ class PassThrough(OpenAIAdapter):
             return super().prepare(call, route, request_id=request_id, output_cap=None, team_id=team_id)
         policy.refuse(call.fields)
         headers = {**self.headers(route.provider, request_id), "content-type": form.content_type}
-        return Outgoing(route.provider.url(call.path), headers, form.before + route.model.encode() + form.after)
+        return Outgoing(self.address(route, call.path), headers, form.before + route.model.encode() + form.after)
+
+    def address(self, route: Route, path: str) -> str:
+        return (
+            self._inner.address(route, path) if isinstance(self._inner, OpenAIAdapter) else super().address(route, path)
+        )
 
     def read_answer(self, call: Call, content_type: str, body: bytes) -> Answer:
         """Raises `BadAnswer`."""

@@ -70,6 +70,7 @@ def test_what_it_says_is_what_is_served(config: Path, tmp_path: Path) -> None:
     assert (best.strategy, best.context_window, best.max_output_tokens) == ("fastest", 128000, 16384)
     assert (models["gpt-4o"].fallbacks, models["local"].fallbacks) == (["claude"], ["claude"])
     azure = settings.providers["azure"]
+    assert azure.api_version is None
     assert (azure.base_url, azure.requests_per_minute) == ("https://mine.openai.azure.com/openai/v1", 60)
     assert settings.providers["anthropic"].kind == "anthropic" and settings.providers["hosted-vllm"].timeout_s == 30
     assert models["local"].routes[0].model == "org/model"
@@ -117,7 +118,9 @@ JUNK = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-OTHERS = dict.fromkeys(("api_base", "api_key", "rpm", "weight", "order", "timeout", "input_cost_per_token"), JUNK)
+OTHERS = dict.fromkeys(
+    ("api_base", "api_version", "api_key", "rpm", "weight", "order", "timeout", "input_cost_per_token"), JUNK
+)
 CALLED = JUNK | st.sampled_from(["gpt", "openai/x", "azure/y", "/", "x/y/z"])
 PARAMS = JUNK | st.fixed_dictionaries({"model": CALLED}, optional=OTHERS)
 NAMES = st.sampled_from(["a", "b", 5, None])

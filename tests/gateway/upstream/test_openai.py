@@ -9,6 +9,7 @@ import pytest
 
 from gateway.api.chat import ChatCompletions
 from gateway.api.completions import Completions
+from gateway.api.media import MEDIA
 from gateway.api.messages import Messages
 from gateway.errors import ApiError
 from gateway.routing.provider import ADAPTERS, Provider
@@ -21,6 +22,10 @@ from gateway.upstream.openai import OpenAIAdapter
 from gateway.upstream.redact import redact
 from tests.gateway.upstream.routes import route_to
 
+FORM = (
+    b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nm\r\n'
+    b'--b\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\nx\r\n--b--\r\n'
+)
 KEY = "sk-provider-AbCdEf0123456789xyzW"
 ADAPTER = OpenAIAdapter()
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -255,3 +260,18 @@ def test_rule_31_bad_deep_or_huge_json_is_a_400(body: bytes) -> None:
 def test_prompts_of_a_completion_are_counted(prompt: object, choices: int) -> None:
     request = Completions().read(json.dumps({"model": "m", "prompt": prompt, "n": 2, "best_of": 3}).encode())
     assert (request.choices, request.generated) == (choices, choices // 2 * 3)
+
+
+async def test_azures_older_form_has_the_deployment_in_its_path_and_the_key_in_its_own_header() -> None:
+    settings = ProviderSettings(
+        kind="openai", base_url="https://mine.openai.azure.com/", api_key=Secret(KEY), api_version="2024-10-21"
+    )
+    route = route_to(Provider("azure", settings), "my deployment")
+    outgoing = route.provider.adapter.prepare(call(), route, request_id="r", output_cap=None, team_id="t")
+    path = "/openai/deployments/my%20deployment/chat/completions?api-version=2024-10-21"
+    assert outgoing.url == f"https://mine.openai.azure.com{path}"
+    assert outgoing.headers["api-key"] == KEY and "authorization" not in outgoing.headers
+    heard = next(each for each in MEDIA if each.name == "transcriptions").read(FORM)
+    assert heard.over is not None
+    sound = heard.over(route.provider.adapter).prepare(heard, route, request_id="r", output_cap=None, team_id="t")
+    assert "/deployments/my%20deployment/audio/transcriptions?api-version=" in sound.url
