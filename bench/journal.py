@@ -1,19 +1,22 @@
 """What durability costs: CPU per request of journalling its opening and its outcome, batched, per record, and off.
 
-    python -m bench.journal [--requests 5000] [--rounds 5]
+    python -m bench.journal [--requests 2000] [--rounds 9]
 
-Interleaved; `off` builds the same two records and drops them, so the differences to it are the journal's own.
+Interleaved; `off` builds the same two records and drops them, so the differences to it are the journal's own. Once as fast as
+it goes, where a batched sync is shared by thousands; once at a steady pace, where a handful share it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
+from bench.gateway import machine
 from billing.books import Pins
 from billing.usage import Usage
 from gateway.ids import new_request_id
@@ -22,6 +25,8 @@ from gateway.metering.records import AttemptOpened, AttemptOutcome, RequestClose
 from gateway.settings import JournalSettings
 
 PINS = Pins(12, 3400, 7)
+PACE_S: Final = 0.002
+RESULTS: Final = Path(__file__).parent / "results" / "journal.json"
 
 
 def records() -> tuple[AttemptOpened, RequestClosed]:
@@ -34,41 +39,65 @@ def records() -> tuple[AttemptOpened, RequestClosed]:
     return opened, RequestClosed(request_id, at_us, "completed", 0, False, (outcome,), 812_900, 204_500)
 
 
-def run(requests: int, journal: Journal | None) -> tuple[float, float]:
-    """Microseconds of CPU (all threads) and of waiting, per request."""
-    cpu, wall = time.process_time(), time.perf_counter()
+def run(requests: int, pause_s: float, journal: Journal | None) -> tuple[float, float]:
+    """Microseconds of CPU (all threads) and of waiting for the journal, per request."""
+    waited_s, cpu_s = 0.0, time.process_time()
     for _ in range(requests):
         opened, closed = records()
         if journal is not None:
+            began_s = time.perf_counter()
             journal.open(opened)
             journal.close(closed)
+            waited_s += time.perf_counter() - began_s
+        if pause_s:
+            time.sleep(pause_s)
     if journal is not None:
         journal.flush()
-    return (time.process_time() - cpu) / requests * 1e6, (time.perf_counter() - wall) / requests * 1e6
+    return (time.process_time() - cpu_s) / requests * 1e6, waited_s / requests * 1e6
+
+
+WAYS: Final[dict[str, JournalSettings | None]] = {
+    "off": None,
+    "batched": JournalSettings(),
+    "record": JournalSettings(fsync="record"),
+}
+
+
+def compare(requests: int, rounds: int, pause_s: float) -> dict[str, dict[str, float]]:
+    """The medians over all rounds; `over_off_us` is the median of the differences within each round."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
+    for _ in range(rounds):
+        for name, settings in WAYS.items():
+            with tempfile.TemporaryDirectory(prefix="metergate-bench-") as folder:
+                journal = None if settings is None else Journal(Path(folder), settings)
+                found[name].append(run(requests, pause_s, journal))
+                if journal is not None:
+                    journal.stop()
+    off = [cpu for cpu, _ in found["off"]]
+    return {
+        name: {
+            "cpu_us": round(statistics.median(cpu for cpu, _ in each), 1),
+            "over_off_us": round(statistics.median(cpu - base for (cpu, _), base in zip(each, off, strict=True)), 1),
+            "caller_waits_us": round(statistics.median(waited for _, waited in each), 1),
+        }
+        for name, each in found.items()
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=5000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
-    ways: dict[str, Callable[[Path], Journal | None]] = {
-        "off": lambda folder: None,
-        "batched": lambda folder: Journal(folder, JournalSettings()),
-        "record": lambda folder: Journal(folder, JournalSettings(fsync="record")),
+    figures = {
+        "machine": machine(),
+        "requests": options.requests,
+        "rounds": options.rounds,
+        "one_after_the_other": compare(options.requests, options.rounds, 0.0),
+        f"one_every_{PACE_S * 1000:g}_ms": compare(options.requests // 4, options.rounds, PACE_S),
     }
-    figures: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-    for _ in range(options.rounds):
-        for name, make in ways.items():
-            with tempfile.TemporaryDirectory(prefix="metergate-bench-") as folder:
-                journal = make(Path(folder))
-                figures[name].append(run(options.requests, journal))
-                if journal is not None:
-                    journal.stop()
-    for name, found in figures.items():
-        extra = statistics.median(cpu - off for (cpu, _), (off, _) in zip(found, figures["off"], strict=True))
-        cpu, wall = (statistics.median(each[at] for each in found) for at in (0, 1))
-        print(f"{name:8} {cpu:7.1f} us CPU/request  {wall:8.1f} us wall  {extra:+7.1f} us CPU over off")
+    print(json.dumps(figures, indent=1))
+    RESULTS.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":
