@@ -51,7 +51,7 @@ async def under_requests(requests: int, folder: Path) -> list[dict[str, float]]:
         thread.submit(asyncio.run, upgrade(f"sqlite:///{home}/metergate.db")).result()
     gateway = metergate(port, folder)
     try:
-        steps = [{"requests": 0, **memory(gateway)}]
+        steps: list[dict[str, float]] = [{"requests": 0, **memory(gateway)}]
         for step in range(1, STEPS + 1):
             outcome = await run_load(gateway.target, callers=CALLERS, requests=requests // STEPS, deadline_s=600)
             if outcome.bad:
@@ -59,7 +59,7 @@ async def under_requests(requests: int, folder: Path) -> list[dict[str, float]]:
             await asyncio.sleep(1)
             steps.append({"requests": step * (requests // STEPS), **memory(gateway)})
             print(steps[-1], flush=True)
-        await check_rows("metergate", gateway, steps[-1]["requests"], deadline_s=120)
+        await check_rows("metergate", gateway, STEPS * (requests // STEPS), deadline_s=120)
         return steps
     finally:
         gateway.stop()

@@ -14,20 +14,25 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, TypeVar
+
+from sqlalchemy import make_url, text
 
 from bench.load import Target
 from bench.processes import Process, free_port
+from billing.database import open_database
 from gateway.database import upgrade
 from tests.faults.postgresql import OwnPostgresql
 from tests.fixtures.valkey import ValkeyServer
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVS = Path(os.environ.get("BENCH_ENVS", ROOT / "bench" / ".envs"))
+T = TypeVar("T")
 ADMIN_KEY = "bench-admin-key-0123456789"
 
 
@@ -75,8 +80,7 @@ def _with_stores(name: str, upstream: int, folder: Path, *, workers: int) -> Gat
     valkey_folder.mkdir()
     valkey = ValkeyServer(valkey_folder)
     valkey.start()
-    with ThreadPoolExecutor(1) as thread:  # a loop of its own: the run's is running
-        thread.submit(asyncio.run, upgrade(database.url)).result()
+    _in_a_loop_of_its_own(upgrade(database.url))
     stores = {"database_url": database.url, "redis_url": valkey.url}
     gateway = _metergate(name, upstream, folder, stores, workers)
 
@@ -174,9 +178,49 @@ def portkey(upstream: int, folder: Path) -> Gateway:
 
 def ferrogw(upstream: int, folder: Path) -> Gateway:
     """The Go gateway on one thread: a master key, no database."""
+    return _ferrogw("ferrogw", upstream, folder, {})
+
+
+def ferrogw_postgresql(upstream: int, folder: Path) -> Gateway:
+    """The same with a row in PostgreSQL for each request."""
+    database = OwnPostgresql(folder / "ferrogw-pg-postgresql")
+    store = {"REQUEST_LOG_STORE_BACKEND": "postgres", "REQUEST_LOG_STORE_DSN": _dsn(database.url)}
+    gateway = _ferrogw("ferrogw-pg", upstream, folder, store)
+    gateway.close = database.remove
+
+    async def count() -> int:
+        engine = open_database(database.url)
+        try:
+            async with engine.connect() as connection:
+                return int((await connection.execute(text("SELECT count(*) FROM request_logs"))).scalar_one())
+        finally:
+            await engine.dispose()
+
+    gateway.rows = lambda: _in_a_loop_of_its_own(count())
+    return gateway
+
+
+def _in_a_loop_of_its_own(work: Coroutine[Any, Any, T]) -> T:
+    """The run's own loop waits meanwhile."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+def _dsn(url: str) -> str:
+    """libpq's key=value form, which every driver understands for a Unix socket."""
+    parsed = make_url(url)
+    host = parsed.query.get("host", parsed.host)
+    return f"host={host} user={parsed.username} dbname={parsed.database} sslmode=disable"
+
+
+def _ferrogw(name: str, upstream: int, folder: Path, store: dict[str, str]) -> Gateway:
     port = free_port()
-    config = folder / "ferrogw.yaml"
-    config.write_text("strategy: {mode: single}\ntargets: [{virtual_key: openai}]\n")
+    config = folder / f"{name}.yaml"
+    settings: dict[str, object] = {"strategy": {"mode": "single"}, "targets": [{"virtual_key": "openai"}]}
+    if store:
+        logger = {"name": "request-logger", "type": "logging", "stage": "after_request", "enabled": True}
+        settings["plugins"] = [logger | {"config": {"persist": True}}]
+    config.write_text(json.dumps(settings))
     environment = {
         "GATEWAY_CONFIG": str(config),
         "PORT": str(port),
@@ -186,9 +230,9 @@ def ferrogw(upstream: int, folder: Path) -> Gateway:
         "RATE_LIMIT_RPS": "1000000",
         "RATE_LIMIT_BURST": "1000000",
         "GOMAXPROCS": "1",
-    }
-    process = Process("ferrogw", [str(_env("ferrogw", "ferrogw")), "serve"], env=environment, folder=folder, port=port)
-    target = Target("ferrogw", port, "gpt-4o", headers={"authorization": "Bearer fgw_benchbenchbenchbench"})
+    } | store
+    process = Process(name, [str(_env("ferrogw", "ferrogw")), "serve"], env=environment, folder=folder, port=port)
+    target = Target(name, port, "gpt-4o", headers={"authorization": "Bearer fgw_benchbenchbenchbench"})
     return Gateway(process, target)
 
 
@@ -227,6 +271,7 @@ GATEWAYS: dict[str, Callable[[int, Path], Gateway]] = {
     "metergate-pg-2": metergate_workers,
     "tensorzero": tensorzero,
     "ferrogw": ferrogw,
+    "ferrogw-pg": ferrogw_postgresql,
     "portkey": portkey,
     "litellm": litellm,
 }
