@@ -129,6 +129,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     metrics_token: Secret | None = None
     providers: dict[str, ProviderSettings] = {}
     models: list[ModelSettings] = []
+    default_model: str | None = None
+    """What serves a request for a model that is not listed; without it that is a 404."""
     journal: JournalSettings = field(default_factory=JournalSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
@@ -215,6 +217,8 @@ def _check(settings: Settings, source: Source) -> None:
             ("retention", "usage_days"), "must be longer than journal.retain_hours, or a replay would count rows twice"
         )
     check_routing(settings.providers, settings.models, source)
+    if settings.default_model is not None and settings.default_model not in {each.name for each in settings.models}:
+        raise source.error(("default_model",), f"there is no model {settings.default_model!r} in `models`")
 
 
 def _check_webhook(webhook: WebhookSettings, source: Source) -> None:

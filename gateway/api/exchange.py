@@ -98,7 +98,7 @@ class Exchange(Serving):
         tags = self._headers.get(b"x-metergate-tags")
         if tags is not None or identity.tags:
             self._tags = read_tags(tags, identity.tags)
-        model = services.router.find(call.model)
+        model = services.router.serving(call.model)
         if model.name != call.model:
             call.name_model(model.name)
         check_model(identity, call.model)

@@ -103,6 +103,7 @@ class Router:
         self.providers: dict[str, Provider] = {name: Provider(name, each) for name, each in settings.providers.items()}
         self._models: dict[str, Model] = {}
         self._aliases: dict[str, str] = {}
+        self._default: str | None = None
         self._retired: list[Provider] = []
         self._build(settings)
 
@@ -110,6 +111,7 @@ class Router:
         old = {(route.provider_name, route.model): route for model in self._models.values() for route in model.routes}
         named = {each.name: each for each in settings.models}
         self._aliases = {alias: each.name for each in settings.models for alias in each.aliases}
+        self._default = settings.default_model
         self._models = {
             each.name: Model(
                 each.name,
@@ -166,6 +168,12 @@ class Router:
         if model is None:
             raise model_not_found(name[:200])
         return model
+
+    def serving(self, name: str) -> Model:
+        """What serves a request for `name`: the model of that name, or the default where there is none. Raises `ApiError` 404."""
+        if self._default is not None and name not in self._models and name not in self._aliases:
+            return self._models[self._default]
+        return self.find(name)
 
     def plan(self, name: str, now_s: float = 0.0, asker: Asker = NOBODY) -> Plan:
         """What may serve a request; where the model itself has no route now, those of its first fallback that has.

@@ -62,7 +62,7 @@ class SettingsWatch:
         except SettingsError as error:
             log.error("the settings stay as they were: %s", error)
             return
-        if fresh.providers == self._settings.providers and fresh.models == self._settings.models:
+        if _routing(fresh) == _routing(self._settings):
             log.info("settings read again: providers and models are unchanged")
             return
         try:
@@ -81,3 +81,8 @@ class SettingsWatch:
         except OSError:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _routing(settings: Settings) -> tuple[object, ...]:
+    """What a reload takes over."""
+    return settings.providers, settings.models, settings.default_model

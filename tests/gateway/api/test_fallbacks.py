@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway.settings import Settings, SettingsError, load_settings
@@ -156,6 +157,18 @@ async def test_an_alias_is_the_model_by_another_name(gateway: Gateway, up: Upstr
         assert (await gateway.row(answer))["model"] == "keyed"
     assert {entry["body"]["model"] for entry in await up.book()} == {"up-m"}
     assert (await gateway.client.get("/v1/models/also-keyed")).json()["id"] == "keyed"
+
+
+async def test_a_name_that_nobody_knows_is_served_by_the_default_where_there_is_one(gateway: Gateway) -> None:
+    assert (await gateway.chat(model="nobody")).status_code == 404
+    router = gateway.services.router
+    router.reload(msgspec.structs.replace(gateway.services.settings, default_model="keyed"))
+    answer = await gateway.chat(model="nobody")
+    assert answer.status_code == 200 and (await gateway.row(answer))["model"] == "keyed"
+    assert (await gateway.client.get("/v1/models/nobody")).status_code == 404
+    narrow = await gateway.admin("/keys", {"team_id": gateway.team_id, "name": "one", "models": ["large"]})
+    refused = await gateway.chat(model="nobody", headers={"authorization": f"Bearer {narrow['key']}"})
+    assert refused.status_code == 403
 
 
 def test_a_name_that_stands_twice_is_refused_with_its_line(tmp_path: Path) -> None:
