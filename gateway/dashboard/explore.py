@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
 from typing import Final
 
@@ -24,8 +25,9 @@ class ExploreController(Controller):
     @get("/", include_in_schema=False)
     async def explore(self, visit: Seen) -> Response[str]:
         group, filters = _asked(visit)
-        over_time, _ = await buckets(visit, filters=filters)
-        grouped, whole = await buckets(visit, group_by=group, interval="month", filters=filters)
+        (over_time, _), (grouped, whole) = await asyncio.gather(
+            buckets(visit, filters=filters), buckets(visit, group_by=group, interval="month", filters=filters)
+        )
         summed = add_up(over_time)
         rows = by_group(grouped, group)
         free = [each for each in GROUPS if FILTERS[each] not in filters and each != group]

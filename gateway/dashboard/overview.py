@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from litestar import Controller, Response, get
 
 from billing.database import reading
@@ -21,9 +23,10 @@ class OverviewController(Controller):
 
     @get("/", include_in_schema=False)
     async def overview(self, visit: Seen) -> Response[str]:
-        found, _ = await buckets(visit)
+        (found, _), (grouped, _) = await asyncio.gather(
+            buckets(visit), buckets(visit, group_by="team,model", interval="month")
+        )
         summed = add_up(found)
-        grouped, _ = await buckets(visit, group_by="team,model", interval="month")
         what = visit.look.query.get("chart", "settled")
         team_id = visit.principal.team_id
         async with reading(visit.services.database) as connection:
