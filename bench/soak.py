@@ -5,10 +5,10 @@
 
 Each run draws one of the harms of `tests/faults/harm.py`: the gateway killed (also while it adopts, while the database is
 away), its recorder killed or frozen, told to stop, the database frozen or crashed, the limit store frozen or wiped, the clock
-set back, the journal's disk filled, callers leaving and providers breaking off behind any event. The law of
-`tests/faults/gateway_law.py` is checked after each; every 60 runs also that nothing derived differs from its rows, that the
-budget has spent what they say, and that no lease is left. The first violation ends the soak with status 1 and leaves the
-folder for a look.
+set back, the journal's disk filled, callers leaving and providers breaking off behind any event, falling silent or failing.
+The law of `tests/faults/gateway_law.py` is checked after each; every 60 runs also that nothing derived differs from its rows,
+that the budget has spent what they say, and that no lease is left. The first violation ends the soak with status 1 and leaves
+the folder for a look.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def harms(database: OwnPostgresql, small_disk: bool) -> dict[str, list[harm.Harm
         "stop": [harm.stop],
         "leave": [*(harm.leaves(after) for after in range(6)), harm.leave_at_once],
         "cut": [harm.cut(after) for after in range(6)],
+        "troubles": [harm.troubles],
         "freeze-database": [harm.freeze_database(database)],
         "crash-database": [harm.crash_database(database)],
         "freeze-limits": [harm.freeze_limits],

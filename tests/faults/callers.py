@@ -19,6 +19,8 @@ class Wish:
     chunks: int = 3
     gap_ms: int = 0
     cut: int | None = None
+    trouble: str = ""
+    """More of the provider's script: `stall=2`, `error=1`, `status=500`."""
     leave_after: int | None = None
     leave_at_once: bool = False
     tags: str = ""
@@ -30,7 +32,8 @@ class Wish:
             items["cut"] = self.cut
         if self.gap_ms and not self.streamed:
             items["delay_ms"] = self.gap_ms
-        return ";".join(f"{name}={value}" for name, value in items.items())
+        script = ";".join(f"{name}={value}" for name, value in items.items())
+        return f"{script};{self.trouble}" if self.trouble else script
 
 
 @dataclass(slots=True)

@@ -23,19 +23,31 @@ class Database(Protocol):
     def start(self) -> None: ...
 
 
+SERVED_S = 60.0
 FULL_ROUNDS = 10
 """More than enough traffic for a segment and its spare."""
 
 Harm = Callable[[Stage], Coroutine[Any, Any, None]]
 
 
-async def _traffic(stage: Stage, wishes: list[Wish], harm: Callable[[], Awaitable[None]] | None = None) -> None:
+async def _served(stage: Stage) -> None:
+    """Until a request is answered: what was harmed before is over, the breaker before the provider closed again."""
+    async with asyncio.timeout(SERVED_S):
+        while not (await stage.callers.ask(Wish(stage.dice.randrange(1, 5000), 3, True))).complete:
+            await asyncio.sleep(0.1)
+
+
+async def _traffic(
+    stage: Stage, wishes: list[Wish], harm: Callable[[], Awaitable[None]] | None = None, served: bool = True
+) -> None:
     """All callers at once, each a little later than the one before, and the harm somewhere among them."""
 
     async def later(wish: Wish, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         await stage.callers.ask(wish)
 
+    if served:
+        await _served(stage)
     work = [later(wish, stage.dice.uniform(0, 0.25)) for wish in wishes]
     await asyncio.gather(*work, *([harm()] if harm else []))
 
@@ -133,13 +145,25 @@ async def leave_at_once(stage: Stage) -> None:
 
 
 def cut(after: int) -> Harm:
-    """The provider's connection breaks behind the same event of every stream."""
+    """The provider's connection breaks behind the same event of every other stream: with more than that the breaker opens."""
 
     async def run(stage: Stage) -> None:
-        wishes = [Wish(stage.dice.randrange(1, 5000), 9, True, chunks=4, gap_ms=5, cut=after) for _ in range(6)]
-        await _traffic(stage, wishes)
+        places = (after, None) * 4
+        await _traffic(
+            stage, [Wish(stage.dice.randrange(1, 5000), 9, True, chunks=4, gap_ms=5, cut=each) for each in places]
+        )
 
     return run
+
+
+async def troubles(stage: Stage) -> None:
+    """The provider falls silent, says that it failed, or refuses: before its first event and after it, streams and not."""
+    says = ("status=400", "stall=2", "error=2", "error=0", "status=500")
+    wishes = [Wish(stage.dice.randrange(1, 5000), 9, True, chunks=4, gap_ms=5, trouble=each) for each in says]
+    wishes.append(Wish(stage.dice.randrange(1, 5000), 9, False, trouble="status=500"))
+    for each in wishes:  # one after the other, between answers, so that the breaker lets all of them through
+        await _served(stage)
+        await stage.callers.ask(each)
 
 
 def freeze_database(database: Database) -> Harm:
@@ -240,7 +264,7 @@ async def full_disk(stage: Stage) -> None:
         for _ in range(FULL_ROUNDS):
             if any(heard.status == 503 for heard in stage.callers.heard[before:]):
                 return
-            await _traffic(stage, wishes)
+            await _traffic(stage, wishes, served=False)
         raise AssertionError("a full disk refuses no request")
     finally:
         filler.unlink(missing_ok=True)

@@ -113,6 +113,17 @@ def test_rule_21_the_provider_breaks_off_behind_each_event(stage: Stage, after: 
     run(stage, harm.cut(after))
 
 
+def test_rule_21_the_provider_falls_silent_or_says_that_it_failed(stage: Stage) -> None:
+    run(stage, harm.troubles)
+    troubled = [heard for heard in stage.callers.heard if heard.wish.trouble]
+    assert {heard.wish.trouble: heard.status for heard in troubled[:3]} == {
+        "status=400": 400,
+        "stall=2": 200,
+        "error=2": 200,
+    }
+    assert not any(heard.complete for heard in troubled)
+
+
 @pytest.mark.parametrize("time", range(5))
 def test_the_gateway_is_killed_at_a_random_moment(stage: Stage, time: int) -> None:
     run(stage, harm.kill)
