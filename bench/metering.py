@@ -330,7 +330,12 @@ async def main(arguments: argparse.Namespace) -> None:
     if results and not arguments.quick:
         out = ROOT / "bench" / "results" / "metering.json"
         out.parent.mkdir(exist_ok=True)
-        machine = {"python": platform.python_version(), "cpus": os.cpu_count(), "sqlite": sqlite3.sqlite_version}
+        machine = {
+            "python": platform.python_version(),
+            "cpus": os.cpu_count(),
+            "load_average": [round(each, 1) for each in os.getloadavg()],
+            "sqlite": sqlite3.sqlite_version,
+        }
         out.write_text(json.dumps({"machine": machine, "rows": rows, "rounds": rounds, "results": results}, indent=1))
 
 
