@@ -153,6 +153,7 @@ class RandomWeights:
 
     precision = "random bfloat16"
     stores_bfloat16 = True
+    stored_as: str | None = None
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         self.config, self._device = config, device

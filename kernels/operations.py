@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 
 from .batch import StepLayout
-from .linear import StoredWeight
 from .paged_attention import paged_attention_reference
+from .quantised_weight import Weight
 from .rms_norm import rms_norm_reference
 from .rotary import rotary_reference, write_cache_reference
 from .sampling import DrawSettings, draw_reference
@@ -69,11 +69,13 @@ class Operations(Protocol):
     """Which path runs, for the start-up line."""
     dtype: torch.dtype
     """Type of the activations."""
+    held: set[str]
+    """How the matrices packed so far are held, for the start-up line."""
 
     def buffer(self, width: int) -> torch.Tensor:
         """Activations [capacity, width]; a step uses its first rows."""
 
-    def pack(self, parts: Sequence[StoredWeight]) -> Matrix:
+    def pack(self, parts: Sequence[Weight]) -> Matrix:
         """One matrix with the parts' outputs one after the other."""
 
     def vector(self, values: torch.Tensor, exact: bool = False) -> torch.Tensor:
@@ -143,6 +145,7 @@ class TorchOperations:
     def __init__(self, device: torch.device, dtype: torch.dtype, capacity: int) -> None:
         self.name = f"torch on {device}, {str(dtype).removeprefix('torch.')}"
         self.device, self.dtype, self.capacity = device, dtype, capacity
+        self.held: set[str] = set()
         self._layout: StepLayout | None = None
         self._adapted: dict[int, torch.Tensor] = {}
 
@@ -154,7 +157,8 @@ class TorchOperations:
     def buffer(self, width: int) -> torch.Tensor:
         return torch.empty(self.capacity, width, dtype=self.dtype, device=self.device)
 
-    def pack(self, parts: Sequence[StoredWeight]) -> Matrix:
+    def pack(self, parts: Sequence[Weight]) -> Matrix:
+        self.held.add(str(self.dtype).removeprefix("torch."))
         whole = torch.cat([part.dequantise().to(self.dtype) for part in parts])
         return TorchMatrix(whole.to(self.device))
 

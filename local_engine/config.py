@@ -20,6 +20,10 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "fp8")
 KERNELS = ("auto", "torch", "triton")
+ROUNDED = ("int8", "int4", "int4-g64", "int4-g128", "fp8")
+"""--quantization while loading; int4 alone has groups of 32 inputs."""
+STORED = ("awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8", "gguf")
+"""--quantization that only names what the file is."""
 TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "pythonic")
 REASONING_PARSERS = ("deepseek_r1", "qwen3")
 POLICIES = ("fcfs", "priority", "shortest")
@@ -61,6 +65,7 @@ class EngineConfig:
     dtype: str = "auto"
     """Type of activations and of unquantised weights. `auto`: bfloat16 where the device has it, else float32."""
     quantization: str | None = None
+    """None: as the file has the weights. One of `ROUNDED` rounds plain ones; one of `STORED` must be what the file is."""
     kv_cache_dtype: str = "auto"
     """`auto`: the type that --dtype names; with `auto` there too, bfloat16 on the CPU (but
     float32 for weights in float32) and the activations' type on a GPU."""
@@ -102,6 +107,8 @@ class EngineConfig:
         _one_of("--dtype", self.dtype, DTYPES)
         _one_of("--kv-cache-dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _one_of("--kernels", self.kernels, KERNELS)
+        if self.quantization is not None:
+            _one_of("--quantization", self.quantization, tuple(dict.fromkeys((*ROUNDED, *STORED))))
         _one_of("--scheduling-policy", self.scheduling_policy, POLICIES)
         if self.block_size != BLOCK_SIZE:
             raise ConfigError(

@@ -18,10 +18,11 @@ import torch
 
 from kernels.batch import StepLayout
 from kernels.dispatch import choose_operations, compiles_first
+from kernels.operations import Operations
 
 from .adapters import Adapter, load_adapter
 from .batch import ScheduledSequence, StepOutput
-from .config import BLOCK_SIZE, EngineConfig
+from .config import BLOCK_SIZE, ROUNDED, STORED, EngineConfig
 from .drawing import draw_step, pool_step
 from .errors import ConfigError, OutOfMemory
 from .kv_cache import allocate, plan_blocks
@@ -30,7 +31,8 @@ from .models.decoder import Decoder
 from .models.family import Family
 from .models.registry import family_of
 from .weights.model_store import resolve_model
-from .weights.source import open_weights
+from .weights.rounding import RoundedSource
+from .weights.source import WeightSource, open_weights
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class ModelRunner:
         threads = config.cpu_threads or usable_cores()
         torch.set_num_threads(threads)
         say("opening the weights")
-        source = open_weights(resolve_model(config.model))
+        source = _source(config)
         model = source.config
         family = family_of(model)
         self.vocab_size = model.vocab_size
@@ -100,7 +102,7 @@ class ModelRunner:
         cache = allocate(model, self.num_blocks, kv_dtype, self.device)
         self._model.attach(cache)
         self.precision = (
-            f"weights {source.precision} at their own bits, {operations.name}, "
+            f"weights {source.precision} {_held(source, operations)}, {operations.name}, "
             f"KV cache {str(kv_dtype).removeprefix('torch.')} ({self.num_blocks} blocks of {BLOCK_SIZE})"
         )
         """For the start-up line: what numbers this process computes with."""
@@ -138,6 +140,30 @@ class ModelRunner:
         ids, layout = lay_out(batch, self.device)
         self._model.compute(ids, layout)
         return self._model.logits(torch.arange(layout.tokens))
+
+
+def _source(config: EngineConfig) -> WeightSource:
+    """The file's weights, rounded where --quantization asks for it. Raises `ModelError` or `ConfigError`."""
+    source, how = open_weights(resolve_model(config.model)), config.quantization
+    if how is None or (how in STORED and source.stored_as == how):
+        return source
+    if how not in ROUNDED:
+        raise ConfigError(
+            f"--quantization {how}: these weights are {source.precision}; leave the flag out, or round them by "
+            f"{', '.join(ROUNDED)}"
+        )
+    if source.stored_as not in (None, "gguf"):
+        raise ConfigError(
+            f"--quantization {how}: these weights are {source.precision} already; leave the flag out, or serve the plain model"
+        )
+    return RoundedSource(source, how)
+
+
+def _held(source: WeightSource, operations: Operations) -> str:
+    """What became of quantised weights at load."""
+    if source.stored_as in (None, "gguf"):
+        return "at their own bits"
+    return f"held as {' and '.join(sorted(operations.held))}"
 
 
 def _widths(model: ModelConfig, family: Family) -> list[int]:
@@ -191,10 +217,6 @@ def usable_cores() -> int:
 def _device(config: EngineConfig) -> torch.device:
     if config.tensor_parallel_size > 1:
         raise ConfigError("--tensor-parallel-size above 1 is not supported yet: start one engine per device instead")
-    if config.quantization not in (None, "gguf"):
-        raise ConfigError(
-            f"--quantization {config.quantization} is not supported yet: leave it out (a GGUF file runs at its own bits)"
-        )
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if config.device.startswith("cuda") and not torch.cuda.is_available():

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from ..batch import BLOCK, StepLayout
-from ..linear import FLOATS, GROUP, PANEL, Panels, StoredWeight, pack
+from ..linear import FLOATS, GROUP, PANEL, Panels, pack
 from ..operations import Attention, Experts, LowRank, Matrix, adapt_rows, choose_experts
+from ..quantised_weight import Weight, as_stored
 from ..sampling import DrawSettings
 from . import attention, elementwise, linear, sampling
 from .onednn import OneDnnMatrix
@@ -55,6 +56,7 @@ class CpuOperations:
         `packed_float`: matrices stored in this type go to oneDNN (onednn.py) instead of the panels.
         """
         self.name = f"numba kernels on {threads} CPU threads, float32 activations"
+        self.held: set[str] = set()
         self._packed_float = packed_float
         self.threads, self.capacity = threads, capacity
         self._columns = -(-max_context // PANEL) * PANEL
@@ -74,13 +76,15 @@ class CpuOperations:
     def buffer(self, width: int) -> torch.Tensor:
         return torch.empty(self.capacity, -(-width // PANEL) * PANEL, dtype=torch.float32)[:, :width]
 
-    def pack(self, parts: Sequence[StoredWeight]) -> Matrix:
-        storages = {part.storage for part in parts}
+    def pack(self, parts: Sequence[Weight]) -> Matrix:
+        whole = as_stored(parts)
+        storages = {part.storage for part in whole}
+        self.held |= storages
         if self._packed_float is not None and storages == {FLOATS[self._packed_float]}:
-            return OneDnnMatrix(parts, self._packed_float)
+            return OneDnnMatrix(whole, self._packed_float)
         if len(storages) == 1:
-            return PanelMatrix([pack(parts)])
-        return PanelMatrix([pack([part]) for part in parts])
+            return PanelMatrix([pack(whole)])
+        return PanelMatrix([pack([part]) for part in whole])
 
     def vector(self, values: torch.Tensor, exact: bool = False) -> torch.Tensor:
         return values.float().contiguous()

@@ -1,22 +1,25 @@
 """The operations of a model by Triton kernels, with torch's own matrix products between them.
 
 The products are cuBLAS's: at 16 bits nothing written here would beat them. A residual is added in the product's epilogue
-(`addmm_`). A step plans its attention once and shares the plan among all layers.
+(`addmm_`). Matrices in 8 and 4 bits stay packed (quantised_linear.py). A step plans its attention once and shares the plan
+among all layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from ..batch import StepLayout
-from ..operations import Attention, Matrix, TorchMatrix, TorchOperations
+from ..operations import Attention, Experts, Matrix, TorchMatrix, TorchOperations, choose_experts
+from ..quantised_weight import Weight, join
 from ..sampling import DrawSettings
 from .add_rms_norm import add_rms_norm
 from .attention import AttentionPlan, paged_attention, plan_attention
 from .configs import BF16_DOT, interpreted
 from .gated_mul import gated_mul
+from .quantised_linear import QuantisedMatrix
 from .rotary import rotary
 from .sampling import draw
 from .write_cache import write_cache
@@ -35,6 +38,14 @@ class TritonOperations(TorchOperations):
         self._plans: dict[int | None, AttentionPlan] = {}
         """Of the step at hand, by window."""
 
+    def pack(self, parts: Sequence[Weight]) -> Matrix:
+        whole = join(parts)
+        if whole is None:
+            return super().pack(parts)
+        matrix = QuantisedMatrix(whole, self.device)
+        self.held.add(matrix.name)
+        return matrix
+
     def run(self, forward: Callable[[], None], layout: StepLayout) -> None:
         self._plans.clear()
         super().run(forward, layout)
@@ -46,8 +57,12 @@ class TritonOperations(TorchOperations):
             add_rms_norm(x[: self.layout.tokens], weight, eps, out)
 
     def linear(self, x: torch.Tensor, weight: Matrix, out: torch.Tensor, add: bool = False) -> None:
+        rows = self.layout.tokens
+        if isinstance(weight, QuantisedMatrix):
+            weight.apply(x[:rows], out[:rows], add)
+            return
         assert isinstance(weight, TorchMatrix)
-        rows, transposed = self.layout.tokens, weight.values.t()
+        transposed = weight.values.t()
         if add:
             out[:rows].addmm_(x[:rows], transposed)
         else:
@@ -86,11 +101,29 @@ class TritonOperations(TorchOperations):
         rows = self.layout.tokens
         gated_mul(gate_up[:rows], out[:rows], gelu=True)
 
+    def mixture(self, x: torch.Tensor, experts: Experts, out: torch.Tensor) -> None:
+        rows = self.layout.tokens
+        scores = _product(x[:rows], experts.router)
+        for (gate_up, down), tokens, weights in choose_experts(scores, experts):
+            both = _product(x[tokens], gate_up)
+            gated = torch.empty(len(tokens), both.shape[1] // 2, dtype=both.dtype, device=both.device)
+            gated_mul(both, gated)
+            out.index_add_(0, tokens, _product(gated, down) * weights[:, None].to(x.dtype))
+
     def logits(self, x: torch.Tensor, norm: torch.Tensor, eps: float, head: Matrix) -> torch.Tensor:
-        assert isinstance(head, TorchMatrix)
         normed = torch.empty_like(x)
         add_rms_norm(x, norm, eps, normed)
+        if isinstance(head, QuantisedMatrix):
+            return head.product(normed).float()
+        assert isinstance(head, TorchMatrix)
         return torch.nn.functional.linear(normed, head.values).float()
 
     def draw(self, logits: torch.Tensor, settings: DrawSettings) -> list[int | None]:
         return draw(logits, settings)
+
+
+def _product(x: torch.Tensor, weight: Matrix) -> torch.Tensor:
+    if isinstance(weight, QuantisedMatrix):
+        return weight.product(x)
+    assert isinstance(weight, TorchMatrix)
+    return torch.nn.functional.linear(x, weight.values)

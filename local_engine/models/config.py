@@ -88,7 +88,7 @@ def _text_part(values: Mapping[str, Any]) -> Mapping[str, Any]:
         return values
     outer = {
         name: values[name]
-        for name in ("architectures", "dtype", "torch_dtype", "tie_word_embeddings")
+        for name in ("architectures", "dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
         if values.get(name) is not None
     }
     given = {name: item for name, item in text.items() if item is not None and name != "architectures"}

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.linear import StoredWeight
 from kernels.operations import Experts, LowRank, Matrix, Operations
+from kernels.quantised_weight import Weight
 
 from ..weights.source import WeightSource
 from .family import Family, Mixture
@@ -142,9 +142,10 @@ def _qkv_order(source: WeightSource, head_order: list[int]) -> NDArray[np.int64]
     return heads.reshape(-1)
 
 
-def _reordered(parts: list[StoredWeight], order: NDArray[np.int64]) -> list[StoredWeight]:
+def _reordered(parts: list[Weight], order: NDArray[np.int64]) -> list[Weight]:
     """Each part with its rows in the order that `order` has for the whole; no row moves from one part to another."""
-    at, result = 0, []
+    at = 0
+    result: list[Weight] = []
     for part in parts:
         result.append(part.rows(order[at : at + part.shape[0]] - at))
         at += part.shape[0]

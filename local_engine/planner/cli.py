@@ -17,7 +17,16 @@ from .plan import Wish, plan_device, what_fits
 from .report import Report, as_json, as_text
 from .shape import ModelShape, known_names, read_shape
 
-QUANTIZATION = {"fp8": "fp8", "int8": "int8", "int4": "int4", "awq": "int4", "gptq": "int4"}
+QUANTIZATION = {
+    "fp8": "fp8",
+    "int8": "int8",
+    "int4": "int4-g32",
+    "int4-g64": "int4-g64",
+    "int4-g128": "int4-g128",
+    "awq": "int4",
+    "gptq": "int4",
+}
+"""The flag's values (as in config.ROUNDED, and checkpoints' names) and what they are in weights.py."""
 
 
 def plan(argv: Sequence[str]) -> int:

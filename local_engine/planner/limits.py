@@ -9,8 +9,6 @@ SERVED = frozenset(name for name in ARCHITECTURES if name[0].isupper())
 """Under config.json's names; the others are GGUF's."""
 SPLITS = False
 """Tensor parallelism."""
-PRECISIONS = frozenset({"fp32", "bf16"})
-"""Weights of a safetensors folder; a GGUF file runs at its own bits."""
 KV_DTYPES = frozenset({"float32", "float16", "bfloat16"})
 
 
@@ -27,8 +25,11 @@ def unsupported(shape: ModelShape, precision: str, kv_dtype: str, ranks: int) ->
         )
     if ranks > 1 and not SPLITS:
         found.append("this engine does not split a model over GPUs yet")
-    if precision not in PRECISIONS:
-        found.append(f"this engine does not quantise weights to {precision} on a GPU yet")
+    if precision == "int4":
+        found.append(
+            "int4 stands for an AWQ or GPTQ checkpoint in groups of 128 inputs: write one by `metergate engine quantize MODEL "
+            "--awq`; --quantization int4 rounds plain weights in groups of 32, with more bytes"
+        )
     if kv_dtype not in KV_DTYPES:
         found.append(f"this engine keeps no {kv_dtype} KV cache yet")
     return found

@@ -175,7 +175,7 @@ def serve_flags(shape: ModelShape, wish: Wish, plan: DevicePlan, model: str) -> 
     if plan.ranks > 1:
         words += ["--tensor-parallel-size", str(plan.ranks)]
     if plan.precision not in ("bf16", "fp32") and plan.precision != shape.stored:
-        words += ["--quantization", plan.precision]
+        words += ["--quantization", {"int4": "awq", "int4-g32": "int4"}.get(plan.precision, plan.precision)]
     if plan.precision == "fp32":
         words += ["--dtype", "float32"]
     elif any(device.name == plan.device and not device.bf16 for device in DEVICES):

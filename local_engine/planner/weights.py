@@ -6,15 +6,17 @@ quantiser of AWQ, GPTQ or FP8 checkpoints leaves them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from .shape import FOUR_NORMS, HEAD_NORMS, Experts, ModelShape
 
-PRECISIONS = ("fp32", "bf16", "fp8", "int8", "int4")
 GROUP = 128
-"""Inputs that share a scale in int4 (AWQ's and GPTQ's usual size)."""
+"""Inputs that share a scale in int4 checkpoints (AWQ's and GPTQ's usual size)."""
+ROUNDED_GROUPS = {"int4-g32": 32, "int4-g64": 64, "int4-g128": 128}
+"""The same where plain weights are rounded at load."""
 
 Kind = Literal["linear", "embedding", "norm"]
 Split = Literal["shared", "kv", "copied"]
@@ -133,7 +135,7 @@ def _float_bytes(part: Part, precision: str) -> int:
 
 def _linear_bytes(part: Part, precision: str) -> int:
     """Values and their scales: fp8 one float32 per output, int8 one bfloat16 per output, int4 a float16 scale and a 4-bit
-    zero point per group (128 inputs, or 32 where the width does not divide)."""
+    zero point per group (128 inputs, or 32 where the width does not divide); rounded at load, a float16 minimum instead."""
     if precision in ("fp32", "bf16"):
         return _float_bytes(part, precision)
     rows = part.outputs * part.copies
@@ -141,6 +143,9 @@ def _linear_bytes(part: Part, precision: str) -> int:
         return part.parameters + 4 * rows
     if precision == "int8":
         return part.parameters + 2 * rows
+    if precision in ROUNDED_GROUPS:
+        groups = rows * (part.inputs // math.gcd(part.inputs, ROUNDED_GROUPS[precision]))
+        return part.parameters // 2 + 4 * groups
     assert precision == "int4", precision
     groups = rows * -(-part.inputs // (GROUP if part.inputs % GROUP == 0 else 32))
     return part.parameters // 2 + (5 * groups + 1) // 2

@@ -56,6 +56,7 @@ class GGUFSource:
         kinds = Counter(tensor.kind for tensor in self._file.tensors.values() if len(tensor.shape) == 2)
         self.precision = " and ".join(kind for kind, _ in kinds.most_common())
         self.stores_bfloat16 = "BF16" in kinds
+        self.stored_as: str | None = "gguf"
 
     def _tensor(self, name: str) -> GGUFTensor:
         tensor = self._file.tensors.get(gguf_name(name))

@@ -8,10 +8,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from kernels.linear import StoredWeight, stored
+from kernels.linear import stored
+from kernels.quantised_weight import Weight
 
 from ..errors import ModelError
 from ..models.config import read_folder_config
+from .checkpoint_formats import Tensors, checkpoint_format
 from .embedding import Embedding, TorchEmbedding
 from .gguf import refuse_lfs_pointer
 
@@ -24,26 +26,37 @@ class SafetensorsSource:
         self.config = read_folder_config(folder)
         self._folder = folder
         self._place_of = {_text_name(name): (path, name) for path, names in _open_all(folder).items() for name in names}
-        self.precision = self.config.dtype
+        self._format = checkpoint_format(self.config.own)
+        self.stored_as = None if self._format is None else self._format.method
+        self.precision = self.config.dtype if self._format is None else self._format.description
         self.stores_bfloat16 = self.config.dtype == "bfloat16"
 
     def _tensor(self, name: str) -> torch.Tensor:
+        tensor = self._stored(name)
+        if tensor.dtype not in FLOATS:
+            raise ModelError(
+                f"{self._folder}: tensor {name} is {tensor.dtype}, and config.json does not say of which quantisation; this "
+                "engine reads float32, float16 and bfloat16, and what quantization_config names"
+            )
+        return tensor
+
+    def _stored(self, name: str) -> torch.Tensor:
         place = self._place_of.get(name)
         if place is None:
             raise ModelError(f"{self._folder} has no tensor {name}: it is incomplete, or of another family")
         path, stored_name = place
         with safe_open(path, framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(stored_name)
-        if tensor.dtype not in FLOATS:
-            raise ModelError(
-                f"{path}: tensor {name} is {tensor.dtype}; this engine reads float32, float16 and bfloat16"
-            )
         return tensor
 
     def has(self, name: str) -> bool:
         return name in self._place_of
 
-    def matrix(self, name: str) -> StoredWeight:
+    def matrix(self, name: str) -> Weight:
+        if self._format is not None:
+            weight = self._format.matrix(Tensors(name.removesuffix(".weight"), self._stored, self.has))
+            if weight is not None:
+                return weight
         return stored(self._tensor(name))
 
     def vector(self, name: str) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from kernels.linear import StoredWeight
+from kernels.quantised_weight import Weight
 
 from ..models.config import ModelConfig
 from .embedding import Embedding
@@ -21,11 +21,13 @@ class WeightSource(Protocol):
     """The stored types, for the start-up line."""
     stores_bfloat16: bool
     """Some matrix is stored in bfloat16."""
+    stored_as: str | None
+    """Under the name that --quantization has for it: what a quantiser or `gguf` made of the weights; None: plain."""
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
 
-    def matrix(self, name: str) -> StoredWeight:
+    def matrix(self, name: str) -> Weight:
         """A linear layer's weight at its own bits. Raises `ModelError` when it is missing or of the wrong shape."""
 
     def vector(self, name: str) -> torch.Tensor:

@@ -38,7 +38,7 @@ def test_json_has_the_same_figures_as_integers(capsys: pytest.CaptureFixture[str
     assert (device["device"], device["ranks"], device["fits"]) == ("H200", 1, True)
     assert device["tokens"] == device["blocks"] * 16 == device["pool_bytes"] // (327_680 * 16) * 16
     assert device["serve"] == "metergate engine serve llama-3.1-70b --quantization fp8 --max-model-len 32768"
-    assert "this engine does not quantise weights to fp8 on a GPU yet" in plan["notes"]
+    assert any("write one by `metergate engine quantize MODEL --awq`" in note for note in plan["notes"])
     assert {"device": "H200", "precision": "fp8", "tensor_parallel_size": 1}.items() <= next(
         row for row in plan["fits"] if row["device"] == "H200" and row["precision"] == "fp8"
     ).items()

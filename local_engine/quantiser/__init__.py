@@ -1,0 +1,1 @@
+"""Writing a quantised checkpoint, and measuring what the rounding costs."""
