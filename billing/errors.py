@@ -104,6 +104,10 @@ class NoPrice(BillingError):
     pass
 
 
+class Unbounded(NoPrice):
+    """There is a price, but of something that only the answer counts (pictures, seconds): no worst case can be named before."""
+
+
 class NoRate(BillingError):
     pass
 

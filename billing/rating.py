@@ -28,11 +28,11 @@ from billing.amounts import (
     rates_to,
 )
 from billing.books import Books, Pins
-from billing.errors import NoPrice, NoRate, NoTerms
+from billing.errors import NoPrice, NoRate, NoTerms, Unbounded
 from billing.exchange import Quote, RateKind
 from billing.money import INT64_MAX, MICRO, Money, divide_half_even
 from billing.plans import plans_of
-from billing.prices import UNIT_SIZE
+from billing.prices import UNIT_SIZE, PriceRow
 from billing.rated import OVERFLOW, AttemptUsage, Payer, Rated, RatedAttempt, RatedLine
 from billing.selling import Sold
 from billing.usage import INPUT_CLASSES, OUTPUT_CLASSES, TokenClass
@@ -260,6 +260,12 @@ def _settled_quote(books: Books, pins: Pins, at_us: int, payer: Payer, currency:
     return rates.settled
 
 
+def check_bounded(row: PriceRow, model: str) -> None:
+    """Raises `Unbounded` for a price of what only the answer counts."""
+    if row.unit in ("image", "second"):
+        raise Unbounded(f"{model} is priced by the {row.unit}, and only the answer says how many there are")
+
+
 def worst_case(
     books: Books,
     pins: Pins,
@@ -274,7 +280,7 @@ def worst_case(
     """The most this call can settle at, at the team's sell price: every input token at the dearest input class, every output
     token at the dearest output class, the higher tier where it lies within the estimate's error, the request fee. Rounded up.
 
-    Raises `NoPrice`, `NoTerms` or `NoRate` when the call could not be charged at all.
+    Raises `NoPrice`, `NoTerms` or `NoRate` when the call could not be charged at all, `Unbounded` where nobody can say the most.
     """
     check_settleable(books, pins, at_us=at_us, payer=payer, price_list=price_list, model=model)
     sold = sold_to(books, pins, at_us, payer, price_list, model)
@@ -291,6 +297,7 @@ def worst_case(
                 if row.min_input_tokens >= reach and row.min_input_tokens:
                     continue
                 if (row.unit == "mtok") == (token_class is TokenClass.REQUEST):
+                    check_bounded(row, model)
                     continue
                 quote = _settled_quote(books, pins, at_us, payer, row.currency)
                 count = quantity if row.unit != "hour" else 0

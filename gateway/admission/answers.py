@@ -134,6 +134,15 @@ def unpriced(model: str) -> ApiError:
     )
 
 
+def unbounded(model: str) -> ApiError:
+    return errors.forbidden(
+        f"The model '{model}' is priced by what only its answer counts (pictures, seconds), so it cannot be called under a hard "
+        "budget or from a prepaid wallet. Ask your operator for a price per request or per million tokens.",
+        code="model_unbounded",
+        param="model",
+    )
+
+
 def unsettleable(model: str, reason: str) -> ApiError:
     return errors.forbidden(
         f"The model '{model}' cannot be charged to this team: {reason}. Ask your operator to record settlement terms.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 from billing.budgets import BudgetRow
-from billing.errors import NoPrice, NoRate, NoTerms
+from billing.errors import NoPrice, NoRate, NoTerms, Unbounded
 from billing.rating import Payer
 from billing.spending import MOST
 from gateway.admission import answers
@@ -139,9 +139,10 @@ class Asking:
                 cost = self._reserve.settled_nano(
                     books, pins, asked.at_us, asked.standing.payer, route, asked.input_tokens, asked.output_tokens
                 )
-            except NoPrice:
+            except NoPrice as error:
                 if must_be_priced:
-                    refusal = refusal or answers.unpriced(asked.model_name)
+                    unbounded = isinstance(error, Unbounded)
+                    refusal = refusal or (answers.unbounded if unbounded else answers.unpriced)(asked.model_name)
                     continue
             except (NoTerms, NoRate) as error:
                 refusal = refusal or answers.unsettleable(asked.model_name, str(error))

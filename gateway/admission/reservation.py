@@ -17,7 +17,7 @@ from billing.errors import NoPrice, NoRate
 from billing.exchange import Quote, RateKind
 from billing.money import MICRO, divide_half_even
 from billing.prices import UNIT_SIZE
-from billing.rating import ESTIMATE_ERROR_PERCENT, NANO_PER_MICRO, Payer, Rated, sold_to, worst_case
+from billing.rating import ESTIMATE_ERROR_PERCENT, NANO_PER_MICRO, Payer, Rated, check_bounded, sold_to, worst_case
 from billing.usage import INPUT_CLASSES, OUTPUT_CLASSES, TokenClass
 
 if TYPE_CHECKING:
@@ -171,6 +171,7 @@ def worst_list_nano(
                 if row.min_input_tokens >= reach and row.min_input_tokens:
                     continue
                 if (row.unit == "mtok") == (token_class is TokenClass.REQUEST) or row.unit == "hour":
+                    check_bounded(row, route.model)
                     continue
                 quote = _reference(books, pins, at_us, row.currency, currency)
                 numerator = quantity * row.amount_micro * NANO_PER_MICRO * sold.multiplier_micro * quote.numerator

@@ -35,11 +35,12 @@ class Priced:
     model: str = "deepseek-chat"
 
 
-CHEAP, DEAR, UNPRICED, EURO = (
+CHEAP, DEAR, UNPRICED, EURO, PICTURES = (
     Priced(),
     Priced("claude", "sonnet"),
     Priced("nobody", "knows"),
     Priced("mistral", "large"),
+    Priced("pictures", "fox"),
 )
 
 
@@ -74,6 +75,8 @@ class House:
                     PriceDraft("claude", "sonnet", "output", "USD", "15", SINCE_US),
                     PriceDraft("mistral", "large", "input", "EUR", "2", SINCE_US),
                     PriceDraft("mistral", "large", "output", "EUR", "6", SINCE_US),
+                    PriceDraft("pictures", "fox", "request", "USD", "0.01", SINCE_US, unit="request"),
+                    PriceDraft("pictures", "fox", "image_output", "USD", "0.04", SINCE_US, unit="image"),
                     PriceDraft("free", "free", "input", "USD", "0", SINCE_US),
                     PriceDraft("free", "free", "output", "USD", "0", SINCE_US),
                 ],

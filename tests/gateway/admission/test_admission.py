@@ -23,7 +23,7 @@ from gateway.errors import ApiError
 from gateway.ids import new_request_id
 from tests.billing.helpers import rated_record
 from tests.gateway.admission.helpers import spent_and_reserved
-from tests.gateway.admission.house import CHEAP, DEAR, EURO, UNPRICED, House, Priced, model
+from tests.gateway.admission.house import CHEAP, DEAR, EURO, PICTURES, UNPRICED, House, Priced, model
 
 FREE = Priced("free", "free")
 
@@ -163,6 +163,18 @@ async def test_rule_05_an_unpriced_model_is_refused_under_a_hard_budget_and_from
     hard = await refusal(house, house.key(house.american), UNPRICED)
     assert (hard.status, hard.code, hard.param) == (403, "model_unpriced", "model")
     beside = await house.admit(house.key(house.american), UNPRICED, CHEAP)
+    assert beside.routes == (CHEAP,)
+
+
+async def test_rule_11_what_only_the_answer_counts_is_refused_where_a_worst_case_is_needed(house: House) -> None:
+    lease = await house.admit(house.key(house.american), PICTURES)
+    await house.admission.release(lease)
+    prepaid = await refusal(house, house.key(house.american, prepaid=True), PICTURES)
+    assert (prepaid.status, prepaid.code) == (403, "model_unbounded")
+    await house.budget("1", house.american)
+    hard = await refusal(house, house.key(house.american), PICTURES)
+    assert (hard.status, hard.code) == (403, "model_unbounded") and "price per request" in hard.message
+    beside = await house.admit(house.key(house.american), PICTURES, CHEAP)
     assert beside.routes == (CHEAP,)
 
 
