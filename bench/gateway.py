@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import platform
 import statistics
@@ -50,6 +51,8 @@ LOADS = (
     Load("paced-32", 32, 64, stream=True, chunks=50, gap_ms=20),
     Load("paced-500", 500, 500, stream=True, chunks=25, gap_ms=20),
 )
+LOAD_BEFORE = os.getloadavg()[0]
+"""What else ran when this began: beside other work only ratios mean something."""
 VISIT_S = 6.0
 """How long one visit may take; a slow gateway gets fewer requests."""
 
@@ -100,8 +103,15 @@ async def visit(target: Target, load: Load, share: float, pid: int | None) -> tu
 
 
 async def measure(
-    names: list[str], loads: list[Load], rounds: int, share: float, folder: Path, visit_s: float = VISIT_S
+    names: list[str],
+    loads: list[Load],
+    rounds: int,
+    share: float,
+    folder: Path,
+    visit_s: float = VISIT_S,
+    ends_s: float = math.inf,
 ) -> dict[str, object]:
+    """From `ends_s` of the monotonic clock on, nothing is begun that a result can do without."""
     port = free_port()
     environment = {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "bench.upstream", "--port", str(port)]
@@ -114,7 +124,7 @@ async def measure(
                 gateways[name] = GATEWAYS[name](port, folder)
             except FileNotFoundError as error:
                 skipped[name] = str(error)
-        return await compare(gateways, skipped, loads, rounds, share, port, visit_s)
+        return await compare(gateways, skipped, loads, rounds, share, port, visit_s, ends_s)
     finally:
         for gateway in gateways.values():
             gateway.stop()
@@ -129,6 +139,7 @@ async def compare(
     share: float,
     upstream: int,
     visit_s: float,
+    ends_s: float,
 ) -> dict[str, object]:
     everyone: dict[str, tuple[Target, int | None]] = {"direct": (Target("direct", upstream, "bench-model"), None)}
     everyone |= {name: (gateway.target, gateway.process.pid) for name, gateway in gateways.items()}
@@ -140,8 +151,14 @@ async def compare(
             sent[name] += count
     samples: dict[str, dict[str, list[Sample]]] = {load.name: {name: [] for name in everyone} for load in loads}
     for load in loads:
+        if time.monotonic() > ends_s:
+            skipped[load.name] = "the time was over"
+            del samples[load.name]
+            continue
         shares = dict.fromkeys(everyone, share)
         for turn in range(rounds + 1):  # the first, short turn only finds out how many requests fit into the time
+            if turn > 1 and time.monotonic() > ends_s:
+                break
             for name, (target, pid) in everyone.items():
                 part = min(shares[name], 0.05) if turn == 0 and not load.gap_ms else shares[name]
                 measured, count, elapsed_s = await visit(target, load, part, pid)
@@ -195,6 +212,7 @@ def machine() -> dict[str, object]:
     return {
         "cpu": model,
         "cores": os.cpu_count(),
+        "load": round(LOAD_BEFORE, 1),
         "python": platform.python_version(),
         "commit": commit.stdout.strip(),
         "date": time.strftime("%Y-%m-%d"),
@@ -247,13 +265,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a fifth of the requests")
     parser.add_argument("--visit-s", type=float, default=VISIT_S, help="seconds of one visit at most")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further round or load after so long")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "gateway.json")
     options = parser.parse_args()
     loads = [load for load in LOADS if load.name in options.loads.split(",")]
     with tempfile.TemporaryDirectory(prefix="metergate-bench-") as folder:
         share = 0.2 if options.quick else 1.0
         names = options.only.split(",")
-        results = uvloop.run(measure(names, loads, options.rounds, share, Path(folder), options.visit_s))
+        ends_s = time.monotonic() + 60 * options.minutes
+        results = uvloop.run(measure(names, loads, options.rounds, share, Path(folder), options.visit_s, ends_s))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(results, indent=1) + "\n")
     print(show(results))

@@ -82,7 +82,11 @@ def main() -> None:
     lines = [*table(measured), "", delays(measured)]
     if (RESULTS / "footprint.json").exists():
         lines.append(footprint(json.loads((RESULTS / "footprint.json").read_text())))
-    lines += ["", f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, {machine['date']}."]
+    lines += [
+        "",
+        f"{machine['cpu']}, {machine['cores']} cores under a load of {machine['load']} from other work, Python "
+        f"{machine['python']}, {machine['date']}.",
+    ]
     text = README.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
