@@ -1,4 +1,4 @@
-"""`python -m local_engine serve|plan MODEL …`, with vLLM's flag names. `metergate engine …` calls the same."""
+"""`python -m local_engine serve|plan|quantize MODEL …`, with vLLM's flag names. `metergate engine …` calls the same."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from .config import (
 from .errors import ConfigError, EngineError
 
 API_KEY_VARIABLE = "METERGATE_ENGINE_API_KEY"
-USAGE = """usage: python -m local_engine serve|plan MODEL [flags]
+USAGE = """usage: python -m local_engine serve|plan|quantize MODEL [flags]
 
-serve   answer OpenAI requests with MODEL
-plan    say what memory MODEL takes, and what fits which GPU"""
+serve     answer OpenAI requests with MODEL
+plan      say what memory MODEL takes, and what fits which GPU
+quantize  write MODEL in 4 or 8 bits"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,8 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .planner.cli import plan
 
         return plan(arguments[1:])
+    if arguments[0] == "quantize":
+        from .quantiser.cli import quantize
+
+        return quantize(arguments[1:])
     if arguments[0] != "serve":
-        print(f"local_engine: unknown command {arguments[0]!r}; there are: serve, plan", file=sys.stderr)
+        print(f"local_engine: unknown command {arguments[0]!r}; there are: serve, plan, quantize", file=sys.stderr)
         return 2
     return serve(arguments[1:])
 

@@ -56,6 +56,10 @@ class Tokenizer:
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def save(self, path: Path) -> None:
+        """As a tokenizer.json."""
+        self._backend.save(str(path))
+
     def token(self, token_id: int) -> str | None:
         """The token as the vocabulary spells it, or None for an id without one."""
         text: str | None = self._backend.id_to_token(token_id)

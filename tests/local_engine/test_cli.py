@@ -70,7 +70,7 @@ def test_an_unknown_flag_or_command_is_status_2(capsys: pytest.CaptureFixture[st
         cli.serve(["m", "--frobnicate"])
     assert caught.value.code == 2
     assert cli.main(["bake"]) == 2
-    assert "unknown command 'bake'; there are: serve, plan" in capsys.readouterr().err
+    assert "unknown command 'bake'; there are: serve, plan, quantize" in capsys.readouterr().err
 
 
 def test_a_number_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
