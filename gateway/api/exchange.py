@@ -101,6 +101,7 @@ class Exchange(Serving):
         model = services.router.serving(call.model)
         if model.name != call.model:
             call.name_model(model.name)
+        call.input_tokens += model.settings.prompt_overhead
         check_model(identity, call.model)
         if model.settings.cache is not None and await self._look_up(model, call, identity):
             return
