@@ -198,3 +198,18 @@ def test_metrics_and_health_answer(product: Product) -> None:
         assert caller.get("/health/live").status_code == 200
         assert caller.get("/health/ready").status_code == 200
         assert "metergate_" in caller.get("/metrics").text
+
+
+@pytest.mark.parametrize("text", ["hi", "What is the capital of France?"])
+def test_rule_14_what_is_reserved_covers_what_the_chat_template_adds(product: Product, text: str) -> None:
+    with product.admin() as admin:
+        team = admin.get("/teams").json()["data"][0]["id"]
+        made = admin.post(
+            "/keys", json={"team_id": team, "name": "bound", "limits": {"tokens_per_minute": 100_000}}
+        ).json()
+    call = {"model": "smollm2-135m-instruct", "messages": [{"role": "user", "content": text}], "max_tokens": 3}
+    with product.caller(made["key"]) as caller:
+        answer = caller.post("/v1/chat/completions", json=call)
+    assert answer.status_code == 200
+    reserved = 100_000 - int(answer.headers["x-ratelimit-remaining-tokens"])
+    assert reserved >= answer.json()["usage"]["prompt_tokens"] + 3
