@@ -20,7 +20,7 @@ from gateway.settings import Settings
 if TYPE_CHECKING:
     from gateway.access.identity import Identity
     from gateway.routing.routes import Model
-    from gateway.upstream.base import Call
+    from gateway.upstream.base import Answer, Call
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +28,8 @@ TIMEOUT_S: Final = 0.2
 PREFIX: Final = b"{metergate}:answer:"
 LABELS: Final = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "stream_options"})
 """They say who asks, not what; whether a stream ends with its usage is a part of the key by itself."""
+UNSAMPLED: Final = frozenset({"embeddings", "rerank", "moderations"})
+"""The endpoints whose answer is the same each time."""
 _ZERO: Final = frozenset({b"0", b"0.0"})
 
 
@@ -36,6 +38,7 @@ class KeptAnswer(msgspec.Struct, frozen=True, array_like=True):
 
     content: bytes
     ending: tuple[bytes, ...] = ()
+    content_type: str | None = None  # where it is no JSON
 
     def last(self, currency: str) -> bytes:
         return msgspec.json.encode(f"0 {currency}").join(self.ending)
@@ -110,12 +113,13 @@ class SharedAnswers:
 class Keeping:
     """One answer on its way to its caller, collected to be kept. Too large a one is let go."""
 
-    __slots__ = ("_content", "_ending", "_most_bytes", "key")
+    __slots__ = ("_content", "_content_type", "_ending", "_most_bytes", "key")
 
     def __init__(self, key: bytes, most_bytes: int) -> None:
         self.key = key
         self._most_bytes = most_bytes
         self._content: bytearray | None = bytearray()
+        self._content_type: str | None = None
         self._ending: tuple[bytes, ...] = ()
 
     def anew(self) -> Keeping:
@@ -128,11 +132,17 @@ class Keeping:
             if len(self._content) > self._most_bytes:
                 self._content = None
 
+    def hear_whole(self, answer: Answer) -> None:
+        self._content_type = answer.content_type
+        self.hear(answer.body)
+
     def end(self, ending: bytes, cost: str | None) -> None:
         self._ending = (ending,) if cost is None else tuple(ending.split(msgspec.json.encode(cost)))
 
     def answer(self) -> KeptAnswer | None:
-        return None if self._content is None else KeptAnswer(bytes(self._content), self._ending)
+        if self._content is None:
+            return None
+        return KeptAnswer(bytes(self._content), self._ending, self._content_type)
 
 
 class AnswerCache:
@@ -146,15 +156,12 @@ class AnswerCache:
     def keeping(self, model: Model, call: Call, identity: Identity, headers: Mapping[bytes, bytes]) -> Keeping | None:
         """What collects this request's answer, under its key; None where none may be given again.
 
-        A sampled answer is one of many: it is kept only where the caller asks for that by `x-metergate-cache`.
+        A sampled answer is one of many: it is kept only where the caller asks for that by `x-metergate-cache`. What a form
+        asks stands in its file as well, of which `fields` know nothing: its answer never is.
         """
         if model.settings.cache is None or call.surface == "count_tokens" or b"x-metergate-no-cache" in headers:
             return None
-        if (
-            call.speaks
-            and bytes(call.fields.get("temperature", b"")) not in _ZERO
-            and b"x-metergate-cache" not in headers
-        ):
+        if call.form is not None or (_is_sampled(call) and b"x-metergate-cache" not in headers):
             return None
         return Keeping(self._key(model, call, identity), self.settings.max_answer_bytes)
 
@@ -184,8 +191,15 @@ class AnswerCache:
         whose = "" if model.settings.cache == "shared" else identity.team_id
         routes = [(route.provider_name, route.model) for route in model.routes]
         usage = call.streamed and call.wants_usage
-        digest.update(_encode((1, whose, call.surface, call.dialect, model.name, routes, usage)))
+        digest.update(_encode((2, whose, call.surface, call.dialect, model.name, routes, usage)))
         for name in sorted(call.fields):
             if name not in LABELS:
                 digest.update(_encode((name, bytes(call.fields[name]))))
         return digest.digest()
+
+
+def _is_sampled(call: Call) -> bool:
+    """Only what writes has a temperature: speech and pictures always differ."""
+    if call.surface in UNSAMPLED:
+        return False
+    return not call.speaks or bytes(call.fields.get("temperature", b"")) not in _ZERO

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gateway.api import failures
 from gateway.api.account import CANCELLED, COMPLETED, FAILED, INCOMPLETE, NOTHING, Account
-from gateway.api.asgi import JSON, JSON_LINE, lines_of
+from gateway.api.asgi import JSON_LINE, lines_of
 from gateway.api.attempt import Attempt
 from gateway.api.caller import LEFT, Caller, Interrupted
 from gateway.api.hedge import race
@@ -120,7 +120,8 @@ class Serving:
         failure = self._judge(attempt, failure)
         if failure is not None and not self._account.knows(attempt.sequence):
             attempt.outcome(FAILED, error=failure.reason)
-        if attempt.keeping is not None and failure is None and self._account.status == COMPLETED:
+        whole = failure is None and self._account.status == COMPLETED
+        if attempt.keeping is not None and whole and route.of.name == attempt.call.model:  # no fallback's answer
             self._services.spawn(self._services.answers.keep(attempt.keeping))
         return failure
 
@@ -168,8 +169,8 @@ class Serving:
             self._caller.start_stream(lines_of(headers))
             await self._caller.end_stream(kept.content + kept.last(account.identity.settlement_currency))
             return
-        headers += [JSON, (b"x-metergate-cost", f"0 {account.identity.settlement_currency}".encode())]
-        await self._caller.answer(200, lines_of(headers), kept.content)
+        headers.append((b"x-metergate-cost", f"0 {account.identity.settlement_currency}".encode()))
+        await self._caller.answer(200, lines_of(headers) + _kind_line(kept.content_type), kept.content)
 
     def _judge(self, attempt: Attempt, failure: Failure | None) -> Failure | None:
         """What the attempt says about its route. A stream that failed in-band has said so itself."""
@@ -221,15 +222,15 @@ class Serving:
         account.close(status, answered=attempt.sequence, estimated=estimated or usage.flaw is not None)
         await account.settle()
         if attempt.keeping is not None:
-            attempt.keeping.hear(answer.body)
+            attempt.keeping.hear_whole(answer)
         await self._send_answer(attempt.route, answer)
         return None
 
     async def _send_answer(self, route: Route, answer: Answer) -> None:
         cost = self._account.cost()
         priced = b"" if cost is None else b"x-metergate-cost: %b\r\n" % cost.encode()
-        kind = JSON_LINE if answer.content_type is None else b"content-type: %b\r\n" % answer.content_type.encode()
-        await self._caller.answer(200, self._answer_lines(route) + kind + priced, answer.body)
+        lines = self._answer_lines(route) + _kind_line(answer.content_type) + priced
+        await self._caller.answer(200, lines, answer.body)
 
     def _cap_to_send(self, route: Route) -> int | None:
         """The cap that goes upstream: what was reserved, wherever the caller named one or a hard budget applies."""
@@ -248,6 +249,10 @@ class Serving:
             _served_lines(route.provider_name, len(account.opened), served),
             lines_of(account.lease.headers),
         )
+
+
+def _kind_line(content_type: str | None) -> bytes:
+    return JSON_LINE if content_type is None else b"content-type: %b\r\n" % content_type.encode()
 
 
 @lru_cache(1024)

@@ -220,3 +220,94 @@ async def test_what_is_too_old_is_not_given() -> None:
     store = MemoryAnswers(100)
     await store.put(b"k", b"v", 0.0)
     assert await store.get(b"k") is None
+
+
+CAPABLE = """\
+providers:
+  up: {{kind: openai, base_url: "http://127.0.0.1:{up}/v1"}}
+  dead: {{kind: openai, base_url: "http://127.0.0.1:{dead}/v1"}}
+models:
+  - {{name: media, cache: shared, routes: [{{provider: up, model: up-media}}]}}
+  - {{name: lost, cache: shared, fallbacks: [big], routes: [{{provider: dead, model: x}}]}}
+  - {{name: limping, cache: team, routes: [{{provider: dead, model: x}}, {{provider: up, model: up-m}}]}}
+  - {{name: big, cache: team, routes: [{{provider: up, model: up-m}}]}}
+"""
+
+
+@pytest.fixture
+async def capable(tmp_path: Path, up: Upstream, dead_port: int, provisioned: Provisioned) -> AsyncIterator[Gateway]:
+    """Models with a cache that hear, draw and fall back."""
+    config, database = tmp_path / "gateway.yaml", tmp_path / "metergate.db"
+    config.write_text(CAPABLE.format(up=up.port, dead=dead_port))
+    shutil.copyfile(provisioned.database, database)
+    async with running(load_settings(config, environment(tmp_path, database))) as gateway:
+        gateway.use(provisioned)
+        yield gateway
+
+
+async def posted_twice(gateway: Gateway, path: str, headers: dict[str, str], **body: Any) -> list[httpx.Response]:
+    answers = []
+    for _ in range(2):
+        answers.append(await gateway.client.post(path, headers=headers, **body))
+        assert answers[-1].status_code == 200, answers[-1].text
+        await gateway.settled()
+        await gateway.services.answers.find(b"")
+    return answers
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/audio/translations"])
+@pytest.mark.parametrize("headers", [{}, {CACHE: "1"}])
+async def test_what_a_recording_says_is_never_given_to_a_form(
+    capable: Gateway, up: Upstream, path: str, headers: dict[str, str]
+) -> None:
+    data = {"model": "media", "temperature": "0"}
+    for sound in (b"one", b"two"):
+        answers = await posted_twice(capable, path, headers, data=data, files={"file": sound})
+        assert all(CACHE not in answer.headers for answer in answers)
+    assert len(await up.book()) == 4
+
+
+@pytest.mark.parametrize(
+    ("path", "sampled"),
+    [
+        ("/v1/images/generations", True),
+        ("/v1/audio/speech", True),
+        ("/v1/chat/completions", True),
+        ("/v1/embeddings", False),
+        ("/v1/rerank", False),
+        ("/v1/moderations", False),
+    ],
+)
+async def test_every_endpoint_that_samples_is_kept_only_where_the_caller_asks(
+    capable: Gateway, up: Upstream, path: str, sampled: bool
+) -> None:
+    """A hit is what the miss was, its kind too; and a temperature makes no picture the same."""
+    body: dict[str, Any] = {"model": "media", "prompt": "foxes", "input": "foxes", "documents": ["foxes"]}
+    body = {"model": "media", "messages": MESSAGES} if "chat" in path else body
+    for temperature in ({}, {"temperature": 0}) if sampled and "chat" not in path else ({},):
+        _, second = await posted_twice(capable, path, {}, json=body | temperature)
+        assert (CACHE in second.headers) != sampled
+    first, second = await posted_twice(capable, path, {CACHE: "1"}, json=body | {"user": "else"})
+    assert second.headers[CACHE] == "hit" and second.content == first.content
+    assert second.headers["content-type"] == first.headers["content-type"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_another_model_answered_is_not_kept(capable: Gateway, stream: bool) -> None:
+    """Another route of the same model is that model still; a hit is always of the model that was asked for."""
+    quick = {"x-metergate-no-retry": "1"}
+    for model, kept in (("lost", False), ("limping", True), ("big", True)):
+        body = {"model": model, "messages": MESSAGES, "temperature": 0, "stream": stream}
+        first, second = await posted_twice(capable, "/v1/chat/completions", quick, json=body)
+        assert (CACHE in second.headers) == kept
+        assert (
+            first.headers.get("x-metergate-model")
+            == second.headers.get("x-metergate-model")
+            == (None if kept else "big")
+        )
+    key = await capable.admin("/keys", {"team_id": capable.team_id, "name": "few", "models": ["lost"]})
+    few = {"authorization": f"Bearer {key['key']}"}
+    for headers in ({**quick, **few}, {**quick, "x-metergate-no-fallback": "1"}):
+        body = {"model": "lost", "messages": MESSAGES, "temperature": 0, "stream": stream}
+        answer = await capable.client.post("/v1/chat/completions", json=body, headers=headers)
+        assert answer.status_code in (502, 503), answer.text

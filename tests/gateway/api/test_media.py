@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, cast
 
 import openai
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gateway.api.forms import read_form
 from gateway.api.media import MEDIA, JsonMedia
 from gateway.errors import ApiError
 from gateway.routing.provider import Provider
@@ -103,32 +99,3 @@ async def test_rule_27_a_refusal_of_such_an_endpoint_quotes_no_key(gateway: Gate
     script = "[[status=400;quote=sk-provider-AbCdEf0123456789xyzW]]"
     answer = await gateway.client.post("/v1/rerank", json={"model": "media", "query": script, "documents": ["a"]})
     assert answer.status_code == 400 and "AbCdEf" not in answer.text
-
-
-NAMES = st.text("abcdefghijklmnopqrstuvwxyz_[]", min_size=1, max_size=12)
-
-
-@given(st.lists(st.tuples(NAMES, st.binary(max_size=60), st.booleans()), max_size=6), st.binary(max_size=20))
-def test_a_form_passes_byte_for_byte_around_its_model(parts: list[tuple[str, bytes, bool]], model: bytes) -> None:
-    body, size = b"", 0
-    parts = [part for part in parts if part[0] != "model"]
-    for name, content, is_file in [*parts, ("model", model, False)]:
-        content = content.replace(b"--boundary", b"")
-        file = b'; filename="f"' if is_file else b""
-        size += len(content) if is_file else 0
-        body += b'--boundary\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n%b\r\n' % (
-            name.encode(),
-            file,
-            content,
-        )
-    body += b"--boundary--\r\n"
-    fields, file_bytes, form = read_form(body)
-    assert form.before + model.replace(b"--boundary", b"") + form.after == body
-    assert file_bytes == size and set(fields) == {"model", *(name for name, _, is_file in parts if not is_file)}
-
-
-@given(st.binary(max_size=300), st.booleans())
-def test_nonsense_is_read_or_refused(body: bytes, begins_well: bool) -> None:
-    with contextlib.suppress(ApiError):
-        fields, _, form = read_form((b"--b\r\n" if begins_well else b"") + body)
-        assert fields and len(form.before + form.after) <= len(body) + 5
