@@ -53,10 +53,10 @@ _MONEY: Final = tuple(
         ("policy", "settlement_currency", "policy_nano"),
         ("reference", "settlement_currency", "reference_nano"),
         ("cost", "cost_currency", "cost_nano"),
-        ("margin", "settlement_currency", "margin_nano"),
     )
 )
-"""Each money list: where its currency and its sum stand."""
+"""Each money list but the margin's: where its currency and its sum stand."""
+_MARGIN_OF: Final = tuple(_COUNTS.index(name) for name in ("settled_nano", "cost_nano", "margin_nano"))
 _TOKENS_FROM: Final = _COUNTS.index(TOKEN_COLUMNS[0])
 _TOKENS: Final = tuple(enumerate((*TOKEN_COLUMNS, "reasoning"), _TOKENS_FROM))
 """Where each class of tokens stands; before them stand the counts of requests."""
@@ -67,7 +67,9 @@ _Moneys: TypeAlias = list[MoneyView]
 class UsageBucket(msgspec.Struct, frozen=True):
     """One interval and group. Token counts that are zero are left out; each money list has one entry per currency.
 
-    `negative_margin` counts requests that cost more than they bring; rows without a margin add nothing to `margin`."""
+    `negative_margin` counts requests that cost more than they bring. A request whose margin is not known, for want of terms or
+    of a rate, adds nothing to `margin`: `margin_partial` says that there were such, and a sum of nothing is left out.
+    """
 
     start: str
     end: str
@@ -84,6 +86,7 @@ class UsageBucket(msgspec.Struct, frozen=True):
     reference: _Moneys
     cost: _Moneys
     margin: _Moneys
+    margin_partial: bool
 
 
 class UsageBuckets(msgspec.Struct, frozen=True):
@@ -179,6 +182,7 @@ def _buckets(
         sums = rows[0].sums if len(rows) == 1 else [sum(each) for each in zip(*(row.sums for row in rows), strict=True)]
         requests, errors, unpriced, estimated, negative_margin = sums[:_TOKENS_FROM]
         start, end = bounds[key[0]]
+        margin, margin_partial = _margin(rows)
         found.append(
             UsageBucket(
                 start=start,
@@ -191,6 +195,8 @@ def _buckets(
                 estimated=estimated,
                 negative_margin=negative_margin,
                 **{label: _moneys(rows, currency_at, nano_at) for label, currency_at, nano_at in _MONEY},
+                margin=margin,
+                margin_partial=margin_partial,
             )
         )
     return found
@@ -204,6 +210,25 @@ def _moneys(rows: Sequence[Sums], currency_at: int, nano_at: int) -> list[MoneyV
         if currency:
             sums[currency] = sums.get(currency, 0) + row.sums[nano_at]
     return [MoneyView(format_scaled(nano, NANO), currency) for currency, nano in sorted(sums.items())]
+
+
+def _margin(rows: Sequence[Sums]) -> tuple[_Moneys, bool]:
+    """The sums hold no count of rows without a margin. Within one currency the margin is settled less cost, so what is
+    missing shows; across two it shows where nothing was recorded at all."""
+    sums: dict[str, int] = {}
+    lacking: set[str] = set()
+    for row in rows:
+        settled, cost, margin = (row.sums[at] for at in _MARGIN_OF)
+        currency = row.settlement_currency
+        sums[currency] = sums.get(currency, 0) + margin
+        if margin != settled - cost if row.cost_currency == currency else not margin and (settled or cost):
+            lacking.add(currency)
+    views = [
+        MoneyView(format_scaled(nano, NANO), currency)
+        for currency, nano in sorted(sums.items())
+        if currency and (nano or currency not in lacking)
+    ]
+    return views, bool(lacking)
 
 
 def _encode_cursor(key: tuple[Any, ...]) -> str:

@@ -74,7 +74,7 @@ class Authenticator:
         identity = self._find(key)
         if identity is None:
             raise errors.unauthorized()
-        self._check(identity, client_ip, forwarded)
+        self.check(identity, client_ip, forwarded)
         return identity
 
     def _find(self, key: bytes) -> Identity | None:
@@ -91,7 +91,8 @@ class Authenticator:
                 self._known[mark] = identity
         return identity
 
-    def _check(self, identity: Identity, client_ip: str | None, forwarded: list[bytes]) -> None:
+    def check(self, identity: Identity, client_ip: str | None, forwarded: Sequence[bytes]) -> None:
+        """Whether the key may be used now and from this address; raises `ApiError` 401 or 403 as `identify` does."""
         if identity.revoked:
             raise errors.unauthorized("This API key has been revoked. Ask your operator for a new one.")
         if identity.expires_at_us is not None and self._clock_us() >= identity.expires_at_us:

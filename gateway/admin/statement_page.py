@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from billing.money import Money
 from billing.records import MoneyView
+from billing.statement_documents import StatementDocument
 from billing.statements import StatementRow
 
 STYLE: Final = """
@@ -64,7 +65,19 @@ def statement_page(row: StatementRow) -> str:
         style=STYLE,
         units=_UNITS,
         money=_money,
+        compared=_compared(document),
     )
+
+
+def _compared(document: StatementDocument) -> set[str]:
+    """The rates at which there is a total: not one that every line lacks."""
+    totals = document.totals
+    partial = {"policy": totals.without_policy, "reference": totals.without_reference}
+    return {
+        name
+        for name, without in partial.items()
+        if not without or any(getattr(line, name) is not None for line in document.lines)
+    }
 
 
 @cache

@@ -169,7 +169,7 @@ def _bucket(bucket: UsageBucket, *, hide: bool) -> BucketView:
     """`hide`: without our cost and margin."""
     fields: dict[str, Any] = msgspec.structs.asdict(bucket)
     if hide:
-        fields |= {"cost": [], "margin": [], "negative_margin": 0}
+        fields |= {"cost": [], "margin": [], "margin_partial": False, "negative_margin": 0}
     return BucketView(**fields, saving_percent=_saving(bucket.settled, bucket.policy))
 
 

@@ -71,6 +71,7 @@ class Gateway:
         }
         if part != "callers":
             self._gets["/metrics"] = health.metrics
+            self._gets["/"] = _to_dashboard
         self._models = ModelLookup(services)
         if self._callers:
             self._gets["/v1/models"] = self._gets["/models"] = self._models.every
@@ -127,6 +128,13 @@ class Gateway:
 def create_app(services: Services, part: Part = "all") -> Gateway:
     """The application for one listener. `services` must be started, here by the lifespan or by the caller."""
     return Gateway(services, part)
+
+
+async def _to_dashboard(scope: Scope, receive: Receive, send: Send) -> None:
+    """Whoever opens the address in a browser wants to see something."""
+    headers = [(b"location", DASHBOARD.encode()), (b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": 307, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
 
 
 def _operators(services: Services) -> Endpoint:

@@ -24,6 +24,7 @@ REPORT_COLUMNS = (
     "saving_percent",
     "cost",
     "margin",
+    "margin_partial",
 )
 REQUEST_COLUMNS = (
     "id",

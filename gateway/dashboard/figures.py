@@ -44,6 +44,9 @@ def add_up(found: Iterable[Json]) -> Json:
             tokens[name] = tokens.get(name, 0) + count
     summed: Json = {name: sum(row[name] for row in rows) for name in COUNTS}
     summed |= {name: total([row[name] for row in rows]) for name in MONEYS}
+    summed["margin_partial"] = any(row["margin_partial"] for row in rows)
+    if summed["margin_partial"]:  # a sum that lacks requests and is zero says nothing
+        summed["margin"] = [view for view in summed["margin"] if view["amount"] != "0"]
     summed["tokens"] = tokens
     summed["saved"] = difference(summed["policy"], summed["settled"])
     summed["saved_reference"] = difference(summed["reference"], summed["settled"])

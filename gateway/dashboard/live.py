@@ -8,7 +8,6 @@ from typing import Final
 
 import httpx
 from litestar import Controller, Response, get
-from litestar.exceptions import NotAuthorizedException
 
 from gateway.dashboard.app import Seen
 from gateway.dashboard.inside import Json
@@ -29,8 +28,7 @@ class LiveController(Controller):
 
     @get("/engine", include_in_schema=False)
     async def engine(self, visit: Seen) -> Response[str]:
-        if not visit.may("GET /admin/v1/routes"):
-            raise NotAuthorizedException
+        visit.require("GET /admin/v1/routes")
         engines = [await _engine(visit, name) for name in _names(visit)]
         return visit.page("engine_cards" if "part" in visit.look.query else "engine", engines=engines)
 

@@ -8,8 +8,8 @@ from litestar import Controller, Response, get
 
 from billing.database import reading
 from billing.latency import latency
-from billing.times import DAY_US, format_time, now_us
-from billing.watermarks import list_watermarks
+from billing.times import format_time, now_us
+from billing.watermarks import journals_behind
 from gateway.dashboard.app import Seen
 from gateway.dashboard.budget_lines import budget_lines
 from gateway.dashboard.figures import add_up, buckets, by_group, chart, main_currency
@@ -31,7 +31,7 @@ class OverviewController(Controller):
         team_id = visit.principal.team_id
         async with reading(visit.services.database) as connection:
             speed = await latency(connection, visit.range.start_us, visit.range.end_us, team_id=team_id)
-            marks = await list_watermarks(connection, now_us() - DAY_US)
+            behind = await journals_behind(connection, now_us())
         return visit.page(
             "overview",
             sums=summed,
@@ -43,5 +43,5 @@ class OverviewController(Controller):
             names=visit.names,
             speed=speed,
             budgets=await budget_lines(visit.services, team_id),
-            complete=format_time(min(mark.watermark_us for mark in marks)) if marks else None,
+            complete=format_time(behind[0].watermark_us) if behind else None,
         )

@@ -39,7 +39,7 @@ class PlaygroundController(Controller):
 
     @get("/", include_in_schema=False)
     async def show(self, visit: Seen) -> Response[str]:
-        _check(visit)
+        visit.require(SPEND)
         keys = sorted(_usable(visit).values(), key=lambda key: (key.team_id, key.key_name))
         snapshot, at_us = visit.services.catalog.snapshot, now_us()
         prices: dict[str, dict[str, dict[str, str] | None]] = {}
@@ -55,7 +55,7 @@ class PlaygroundController(Controller):
     @post("/stream", include_in_schema=False)
     async def stream(self, request: Request[Any, Any, Any], visit: Seen) -> ASGIApp:
         """The answer's events as a caller of that key would get them. Limits, budgets and prices are the key's."""
-        _check(visit)
+        visit.require(SPEND)
         try:
             ask = msgspec.json.decode(await request.body(), type=Ask)
         except msgspec.DecodeError as error:
@@ -63,6 +63,8 @@ class PlaygroundController(Controller):
         identity = _usable(visit).get(ask.key_id)
         if identity is None:
             raise errors.forbidden("This key cannot be used here.", code="key_not_usable", param="key_id")
+        client_ip = visit.api.client and visit.api.client[0]
+        visit.services.authenticator.check(identity, client_ip, visit.api.forwarded)
         body: dict[str, Any] = {"model": ask.model, "messages": ask.messages, "stream": True}
         body["stream_options"] = {"include_usage": True}
         for name in ("temperature", "max_tokens"):
@@ -106,11 +108,6 @@ class _Exchanged:
         inside: Receive = body_then_caller
         out: Send = send
         await Exchange(self._visit.services, ChatCompletions(), inner, inside, out).run()
-
-
-def _check(visit: Visit) -> None:
-    if not visit.may(SPEND):
-        raise errors.forbidden(f"The role {visit.principal.role} may not do this.", code="role_not_allowed")
 
 
 def _usable(visit: Visit) -> dict[str, Identity]:

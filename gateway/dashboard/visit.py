@@ -16,6 +16,7 @@ from litestar import Request, Response
 from litestar.response import Redirect
 
 from billing.money import Money
+from gateway import errors
 from gateway.admin.roles import RULES, Principal
 from gateway.dashboard.charts import share
 from gateway.dashboard.inside import Inside, Json, Refused
@@ -103,13 +104,19 @@ class Visit:
 
     @property
     def names(self) -> dict[str, str]:
-        """What people call the teams and keys, by their ids."""
-        snapshot = self.services.catalog.snapshot
-        teams = {team.id: team.name for team in snapshot.teams.values()}
-        return teams | {key.key_id: key.key_name for key in snapshot.keys.values()}
+        """What people call the teams and keys that this person may know of, by their ids."""
+        snapshot, own = self.services.catalog.snapshot, self.principal.team_id
+        teams = {team.id: team.name for team in snapshot.teams.values() if own in (None, team.id)}
+        keys = {key.key_id: key.key_name for key in snapshot.keys.values() if own in (None, key.team_id)}
+        return teams | keys
 
     def may(self, route: str) -> bool:
         return RULES[route].allows(self.principal.role)
+
+    def require(self, route: str) -> None:
+        """Raises `ApiError` 403, in the admin API's words, for a page that asks it nothing itself."""
+        if not self.may(route):
+            raise errors.forbidden(f"The role {self.principal.role} may not do this.", code="role_not_allowed")
 
     def link(self, path: str, **query: object) -> str:
         """A page of ours that keeps the range; what is None or empty is left out of the URL."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Mapping, Sequence
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
 import httpx
@@ -19,7 +19,21 @@ Address = IPv4Address | IPv6Address
 
 NO_HEADERS: Final[Mapping[str, str]] = {}
 _NAT64 = IPv6Network("64:ff9b::/96")
-_SITE_LOCAL = IPv6Network("fec0::/10")
+_NOT_PUBLIC: Final = tuple(
+    map(
+        ip_network,
+        (
+            "192.0.0.0/24",  # protocol assignments (RFC 6890); a cloud's metadata at .192
+            "168.63.129.16/32",  # a cloud's agent and name server for its guests
+            "192.88.99.0/24",  # 6to4 relays, deprecated (RFC 7526)
+            "64:ff9b:1::/48",  # NAT64 within a site (RFC 8215)
+            "3fff::/20",  # documentation (RFC 9637)
+            "5f00::/16",  # segment routing (RFC 9602)
+            "fec0::/10",  # site-local, deprecated (RFC 3879)
+        ),
+    )
+)
+"""What `ipaddress` takes for global, in one version of Python or another, and is no address of somebody on the internet."""
 
 
 class ForbiddenAddress(Exception):
@@ -68,7 +82,9 @@ def permitted(address: Address, allowed: Sequence[Network]) -> bool:
     inner = _inside(address)
     if any(address in network or inner in network for network in allowed):
         return True
-    return inner.is_global and not (inner.is_multicast or inner.is_reserved or inner in _SITE_LOCAL)
+    return inner.is_global and not (
+        inner.is_multicast or inner.is_reserved or any(inner in each for each in _NOT_PUBLIC)
+    )
 
 
 def _inside(address: Address) -> Address:

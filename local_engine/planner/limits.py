@@ -12,6 +12,9 @@ SPLITS = False
 KV_DTYPES = frozenset({"float32", "float16", "bfloat16"})
 
 
+UNSPLIT = "this engine does not split a model over GPUs yet"
+
+
 def unsupported(shape: ModelShape, precision: str, kv_dtype: str, ranks: int) -> list[str]:
     """One sentence for each thing that a plan asks for and this engine refuses."""
     found = []
@@ -24,7 +27,7 @@ def unsupported(shape: ModelShape, precision: str, kv_dtype: str, ranks: int) ->
             "this engine gives pages behind a window back only where every layer has one; here it keeps the pages of all layers"
         )
     if ranks > 1 and not SPLITS:
-        found.append("this engine does not split a model over GPUs yet")
+        found.append(UNSPLIT)
     if precision == "int4":
         found.append(
             "int4 stands for an AWQ or GPTQ checkpoint in groups of 128 inputs: write one by `metergate engine quantize MODEL "

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from ..config import EngineConfig
-from ..errors import EngineError
+from ..errors import ConfigError, EngineError
 from ..runner import ModelRunner, usable_cores
 from ..tokenizer import load_tokenizer
 from ..weights.model_store import resolve_model
@@ -39,6 +39,7 @@ def quantize(argv: Sequence[str]) -> int:
 def _quantize(given: argparse.Namespace) -> None:
     path, output = resolve_model(given.model), Path(given.output)
     refuse_full(output)
+    calibration = text(CALIBRATION) if given.calibration is None else _read(Path(given.calibration))
     threads = usable_cores()
     torch.set_num_threads(threads)
     source, tokenizer = open_weights(path), load_tokenizer(path)
@@ -46,7 +47,6 @@ def _quantize(given: argparse.Namespace) -> None:
     if given.how == "awq":
         group = common_group(model, given.group_size)
         if not given.plain:
-            calibration = text(CALIBRATION) if given.calibration is None else Path(given.calibration).read_text("utf-8")
             inputs = record_inputs(source, tokenizer.encode(calibration)[:MOST_TOKENS], threads)
             scale_for_awq(model, inputs, group, lambda words: print(words, file=sys.stderr))
         write_checkpoint(
@@ -58,6 +58,13 @@ def _quantize(given: argparse.Namespace) -> None:
     ids = tokenizer.encode(text(EVALUATION))[:MOST_TOKENS]
     before, after = (perplexity(_runner(each), ids) for each in (str(path), str(output)))
     print(f"{output}: perplexity {before:.3f} before, {after:.3f} after ({after / before - 1:+.2%}, {len(ids)} tokens)")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--calibration {path}: it is no text that can be read: {error}") from error
 
 
 def _runner(model: str) -> ModelRunner:

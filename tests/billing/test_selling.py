@@ -178,6 +178,35 @@ async def test_rows_rollups_and_reports_keep_the_margin_and_flag_a_negative_one(
     assert [(each.amount, each.currency) for each in bucket.margin] == [("-0.968436", "CNY")]
 
 
+async def test_a_margin_that_is_not_known_is_no_zero(database: AsyncEngine) -> None:
+    unknown = books(price(1, "output", "0.42"), fixed_terms(1, "1"))
+    one_currency = books(price(1, "output", "0.42"))
+    million = Usage(output=1_000_000)
+    quarter = NOON_US - NOON_US % QUARTER_US
+    async with database.begin() as connection:
+        await record(
+            connection,
+            [
+                rated_record(million, world=unknown, id_=request_id(quarter)),
+                rated_record(million, world=one_currency, id_=request_id(quarter + 1)),
+                rated_record(million, world=unknown, id_=request_id(quarter + QUARTER_US)),
+                rated_record(million, id_=request_id(quarter + QUARTER_US + 1), model="sold"),
+                rated_record(million, id_=request_id(quarter + 2 * QUARTER_US)),
+                rated_record(million, world=one_currency, currency="USD", id_=request_id(quarter + 3 * QUARTER_US)),
+            ],
+        )
+    found = []
+    async with reading(database) as connection:
+        for start_us in range(quarter, quarter + 4 * QUARTER_US, QUARTER_US):
+            page = await usage_buckets(connection, start_us, start_us + QUARTER_US, "hour", group_by=["model"])
+            found += [
+                ([(each.amount, each.currency) for each in bucket.margin], bucket.margin_partial)
+                for bucket in page.data
+            ]
+    known = [("-2.374218", "CNY")]
+    assert found == [([], True), ([], True), (known, False), (known, False), ([("0", "USD")], False)]
+
+
 async def test_a_sell_price_is_recorded_checked_and_loaded_with_the_books(sqlite_database: AsyncEngine) -> None:
     async with sqlite_database.begin() as connection:
         team = await create_team(connection, name="acme", settlement_currency="USD")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from html.parser import HTMLParser
 from typing import Any
 
@@ -224,7 +225,9 @@ async def test_a_statement_comes_as_csv_as_focus_and_as_a_page_without_script(
     assert "script" not in page.tags
     assert "b" not in page.tags
     assert page.handlers == []
-    assert "The total at the market rate is partial: 1 line(s) had no such rate" in page.text
+    assert "There is no total at the market rate: no line had such a rate." in page.text
+    totals = re.findall(r'<td class="n">([^<]+)</td>', answer.text.partition("<tfoot>")[2].partition("</tfoot>")[0])
+    assert totals == ["30.66 CNY", "–", "4.2 CNY"]
     for shown in (NAME, "MG-000001", "10,000,000", "0.42 USD", "30.66 CNY", "26.46 CNY", "86.3014 %", "4.2 CNY"):
         assert shown in page.text
     await operator.get(f"/statements/{team_id}/{draft['id']}", format="pdf", status=422)

@@ -25,7 +25,7 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     ("method", "path", "status"),
     [
         ("GET", "/v1/nothing", 404),
-        ("POST", "/", 404),
+        ("POST", "/", 405),
         ("GET", CHAT, 405),
         ("DELETE", "/v1/completions", 405),
         ("POST", "/v1/models", 405),

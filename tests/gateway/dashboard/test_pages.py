@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import html
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +19,8 @@ import httpx
 import pytest
 from litestar.routes import HTTPRoute
 
+from billing.database import open_database
+from billing.watermarks import raise_watermark
 from gateway.admin.roles import RULES, Role
 from gateway.dashboard.app import create_dashboard
 from gateway.dashboard.language import Speech, choose
@@ -24,6 +28,7 @@ from gateway.dashboard.pages import PAGES as CONTROLLERS
 from gateway.dashboard.ranges import read_range
 from gateway.dashboard.security import way_back
 from gateway.dashboard.visit import FOLDER, PAGES
+from tests.billing.helpers import at
 from tests.e2e.product import Product
 from tests.gateway.dashboard.conftest import Browser, Visitor
 from tests.gateway.dashboard.world import ADMIN_KEY, NASTY, World
@@ -261,11 +266,48 @@ def test_a_team_admin_sees_their_team_alone_on_every_page(visitor: Visitor, worl
             assert answer.status_code in (403, 404), f"{method} {path}"
         if method == "POST":
             assert answer.status_code in (403, 404, 422), f"{method} {path}: {answer.status_code}"
+    for group in ("team", "key", "model", "provider"):
+        asked = admin.get(f"/explore?team_id={world.ads}&key_id={world.keys['copy']}&group={group}").text
+        assert "team: ads" not in asked and "key: copy" not in asked
+    assert "may not do this" in admin.get("/engine", status=403).text
     own = admin.get(f"/teams/{world.search}").text
     assert world.keys["assistant"] in own and "Margin" not in admin.get("").text
     body = {"key_id": world.keys["copy"], "model": "deepseek-chat", "messages": [{"role": "user", "content": "x"}]}
     answer = admin.client.post("/dashboard/playground/stream", json=body, headers={"x-csrf-token": admin.csrf})
     assert answer.status_code == 403
+
+
+def test_the_playground_speaks_for_a_key_only_from_where_the_key_may_be_used(
+    product: Product, world: World, owner: Browser
+) -> None:
+    ask = {"model": "deepseek-chat", "messages": [{"role": "user", "content": "x"}]}
+    with ledger_of(product) as admin:
+        for allowed, status in (("203.0.113.0/24", 403), ("127.0.0.0/8", 200)):
+            body = {"team_id": world.ads, "name": f"from {allowed}", "allowed_ips": [allowed]}
+            key_id = admin.post("/keys", json=body).json()["id"]
+            headers = {"x-csrf-token": owner.csrf, "x-forwarded-for": "203.0.113.9"}
+            answer = owner.client.post("/dashboard/playground/stream", json={**ask, "key_id": key_id}, headers=headers)
+            assert answer.status_code == status, answer.text[-400:]
+
+
+def test_the_books_are_complete_up_to_what_journals_still_bring(world: World, owner: Browser) -> None:
+    async def enter(journal: str, moment: str, complete: bool) -> None:
+        database = open_database(world.database_url)
+        async with database.begin() as connection:
+            await raise_watermark(connection, journal, at(moment), complete=complete)
+        await database.dispose()
+
+    with ThreadPoolExecutor(1) as pool:  # whatever loop this thread has
+        pool.submit(asyncio.run, enter("ended", "2001-02-03T00:00:00Z", complete=True)).result()
+        assert "2001" not in owner.get("").text
+        pool.submit(asyncio.run, enter("behind", "2002-02-03T00:00:00Z", complete=False)).result()
+        assert "2002" in owner.get("").text
+        pool.submit(asyncio.run, enter("behind", "2002-02-03T00:00:00Z", complete=True)).result()
+
+
+def test_the_address_alone_leads_to_the_dashboard(visitor: Visitor) -> None:
+    answer = visitor().client.get("/")
+    assert (answer.status_code, answer.headers["location"]) == (307, "/dashboard")
 
 
 @pytest.mark.parametrize("role", ["billing", "operator", "viewer"])

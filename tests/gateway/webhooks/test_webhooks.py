@@ -173,7 +173,9 @@ async def test_an_event_of_a_process_that_died_while_sending_is_anothers_after_i
 @pytest.mark.parametrize(
     "address",
     "127.0.0.1 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 0.0.0.0 224.0.0.1 255.255.255.255 240.0.0.1 ::1 ::"
-    " fe80::1 fc00::1 fec0::1 ff02::1 ::ffff:127.0.0.1 ::ffff:10.0.0.1 64:ff9b::a00:1 2002:7f00:1:: 2001:db8::1".split(),
+    " fe80::1 fc00::1 fec0::1 ff02::1 ::ffff:127.0.0.1 ::ffff:10.0.0.1 64:ff9b::a00:1 2002:7f00:1:: 2001:db8::1"
+    " 192.0.0.192 168.63.129.16 192.88.99.1 ::ffff:168.63.129.16 64:ff9b::a83f:8110 64:ff9b:1::1 2002:a83f:8110:: 3fff::1"
+    " 3fff::1 3fff:fff::1 5f00::1".split(),
 )
 def test_rule_30_nothing_is_sent_to_an_address_that_is_not_public_unless_it_is_named(address: str) -> None:
     one = ip_address(address)
@@ -182,7 +184,9 @@ def test_rule_30_nothing_is_sent_to_an_address_that_is_not_public_unless_it_is_n
     assert permitted(one, [ip_network(address)])
 
 
-@pytest.mark.parametrize("address", ["1.1.1.1", "8.8.8.8", "2606:4700:4700::1111", "64:ff9b::808:808"])
+@pytest.mark.parametrize(
+    "address", ["1.1.1.1", "8.8.8.8", "168.63.129.17", "192.0.1.1", "2606:4700:4700::1111", "64:ff9b::808:808"]
+)
 def test_public_addresses_are_permitted(address: str) -> None:
     assert permitted(ip_address(address), [])
 

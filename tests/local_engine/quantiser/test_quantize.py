@@ -16,6 +16,7 @@ from local_engine.config import EngineConfig
 from local_engine.errors import ConfigError
 from local_engine.models.config import read_folder_config
 from local_engine.quantiser.awq import common_group, record_inputs, scale_for_awq, search_scales, to_awq
+from local_engine.quantiser.cli import quantize
 from local_engine.quantiser.model import Model, read_model
 from local_engine.quantiser.write import (
     awq_config,
@@ -164,3 +165,11 @@ def test_what_cannot_be_quantised_is_refused_with_the_reason(folder: Path) -> No
         read_model(open_weights(output))
     with pytest.raises(ConfigError, match="exists and is not an empty folder"):
         written(folder, "int8", model)
+
+
+def test_a_calibration_text_that_is_not_there_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing, output = folder / "none.txt", folder.parent / "out"
+    argv = [str(folder), "--awq", "--output", str(output), "--calibration", str(missing)]
+    assert quantize(argv) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"local_engine: error: --calibration {missing}: ") and said.count("\n") == 1
