@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from billing.books import Books, Pins
 from billing.exchange import IDENTITY, Quote, RateKind
@@ -59,10 +60,13 @@ def quantities(books: Books, pins: Pins, at_us: int, attempt: AttemptUsage) -> P
     return found
 
 
-def by_the_hour(found: Priced) -> bool:
-    """Whether engine time is what is priced; the tokens are then counted, and cost nothing by themselves."""
-    last = found[-1][2] if found else None
-    return last is not None and last.unit == "hour"
+def whole_price(books: Books, pins: Pins, at_us: int, found: Priced) -> PriceRow | None:
+    """The row that prices the request as a whole: engine time, or a price per request that stands alone. What else was used is
+    then counted, and costs nothing by itself."""
+    kind, _, fee = found[-1] if found else (None, 0, None)
+    if fee is None or kind is not TokenClass.REQUEST:
+        return None
+    return fee if books.prices.is_whole(fee, at_us=at_us, version=pins.book) else None
 
 
 def rate_lines(
@@ -74,16 +78,19 @@ def rate_lines(
     found: Priced,
     multiplier_micro: int = MICRO,
 ) -> tuple[tuple[RatedLine, ...], list[RatesUsed], str | None]:
-    """The lines of a request at `multiplier_micro` millionths of the prices found, the rates used, and what is missing."""
+    """The lines of a request at `multiplier_micro` millionths of the prices found, the rates used, and what is missing.
+
+    A request is priced whole or not at all: where one line has nothing to settle at, none has.
+    """
     lines: list[RatedLine] = []
     by_currency: dict[str, RatesUsed] = {}
     unpriced: str | None = None
     overflow: str | None = None
     for token_class, quantity, row in found:
+        included = row is None
         if row is None:
-            if by_the_hour(found):
-                lines.append(RatedLine(token_class, quantity, None, None, 0, 0, 0, 0))
-                continue
+            row = whole_price(books, pins, at_us, found)
+        if row is None:
             unpriced = unpriced or no_price(charged, token_class)
             lines.append(RatedLine(token_class, quantity, None, None, None, None, None, None))
             continue
@@ -91,11 +98,24 @@ def rate_lines(
         if rates is None:
             rates = by_currency[row.currency] = rates_to(books, pins, at_us, payer, row.currency)
             unpriced = unpriced or rates.why_not
+        if included:
+            line = _line(token_class, 0, row, rates, multiplier_micro)
+            lines.append(replace(line, quantity=quantity, price_row_id=None))
+            continue
         line = _line(token_class, quantity, row, rates, multiplier_micro)
         if line.price_row_id is None:
             overflow = overflow or f"{OVERFLOW}: the amount of {quantity} {token_class} is beyond 64 bits"
         lines.append(line)
-    return tuple(lines), list(by_currency.values()), overflow or unpriced
+    return whole_or_nothing(lines), list(by_currency.values()), overflow or unpriced
+
+
+def whole_or_nothing(lines: Sequence[RatedLine]) -> tuple[RatedLine, ...]:
+    """The lines, less what a request without a settled amount would still be charged: sums over lines and over rows agree. The
+    list amounts stay where nothing but a rate is missing; a line that loses its amounts leaves the sums of its price too."""
+    if all(line.settled_nano is not None for line in lines):
+        return tuple(lines)
+    listed = all(line.list_nano is not None for line in lines)
+    return tuple([line if listed and line.settled_nano is None else line.without_amounts() for line in lines])
 
 
 def _line(token_class: TokenClass, quantity: int, row: PriceRow, rates: RatesUsed, multiplier_micro: int) -> RatedLine:

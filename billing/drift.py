@@ -165,6 +165,7 @@ async def _bucket_drift(connection: AsyncConnection, bucket_us: int) -> list[Dri
         len(money_key),
     )
     found += _differences("rollup_money", bucket_us, lines, money)
+    found += await _charge_drift(connection, bucket_us, within)
     return found + await _token_drift(connection, bucket_us, lines) + await _debit_drift(connection, bucket_us, within)
 
 
@@ -181,6 +182,20 @@ async def _token_drift(
     for (*_, kind), (_, quantity, *_) in lines.items():
         said[kind,] = (said.get((kind,), (0,))[0] + quantity,)
     return _differences("rollup_traffic", bucket_us, {key: value for key, value in said.items() if value[0]}, counted)
+
+
+async def _charge_drift(connection: AsyncConnection, bucket_us: int, within: tuple[Any, ...]) -> list[Drift]:
+    """What statements would charge, from the lines' rollup, against what the rows settled."""
+    by = (_USAGE.c.team_id, _USAGE.c.model, _USAGE.c.settlement_currency)
+    rows = select(*by, func.coalesce(func.sum(_USAGE.c.settled_nano), 0)).where(*within).group_by(*by)
+    same = (_MONEY.c.team_id, _MONEY.c.model, _MONEY.c.settlement_currency)
+    charged = select(*same, func.coalesce(func.sum(_MONEY.c.settled_nano), 0)).where(_MONEY.c.bucket_us == bucket_us)
+    return _differences(
+        "rollup_money",
+        bucket_us,
+        await _sums(connection, rows, len(by)),
+        await _sums(connection, charged.group_by(*same), len(same)),
+    )
 
 
 async def _debit_drift(connection: AsyncConnection, bucket_us: int, within: tuple[Any, ...]) -> list[Drift]:

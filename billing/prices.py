@@ -62,6 +62,9 @@ class PriceBook:
         grouped: dict[PriceKey, dict[int, list[PriceRow]]] = {}
         for row in self.rows:
             grouped.setdefault(row.key, {}).setdefault(row.min_input_tokens, []).append(row)
+        self._keys: dict[tuple[str, str], list[PriceKey]] = {}
+        for key in grouped:
+            self._keys.setdefault((key[0], key[1]), []).append(key)
         self._tiers: dict[PriceKey, _Tiers] = {
             key: tuple(
                 (threshold, tuple(sorted(rows, key=lambda row: (row.effective_from_us, row.id), reverse=True)))
@@ -99,11 +102,27 @@ class PriceBook:
         return self._by_id.get(row_id)
 
     def covers(self, price_list: str, model: str, *, at_us: int, version: int) -> bool:
-        """Whether a call can be priced: input and output both have a row, or the request as such has one."""
-        return (
-            self.find(price_list, model, TokenClass.INPUT, at_us=at_us, version=version) is not None
-            and self.find(price_list, model, TokenClass.OUTPUT, at_us=at_us, version=version) is not None
-        ) or self.find(price_list, model, TokenClass.REQUEST, at_us=at_us, version=version) is not None
+        """Whether a call can be priced: input and output both have a row, or the request's row is the price of all."""
+        if all(
+            self.find(price_list, model, each, at_us=at_us, version=version) is not None
+            for each in (TokenClass.INPUT, TokenClass.OUTPUT)
+        ):
+            return True
+        fee = self.find(price_list, model, TokenClass.REQUEST, at_us=at_us, version=version)
+        return fee is not None and self.is_whole(fee, at_us=at_us, version=version)
+
+    def is_whole(self, fee: PriceRow, *, at_us: int, version: int) -> bool:
+        """Whether this row of the `request` class is the price of the whole request, whatever it counts: engine time is, and so
+        is a price per request where no other class of the model has a price in force, in any tier."""
+        if fee.unit == "hour":
+            return True
+        return not any(
+            row.book_version <= version and row.effective_from_us <= at_us
+            for key in self._keys[fee.price_list, fee.model]
+            if key[2] != TokenClass.REQUEST
+            for _, rows in self._tiers[key]
+            for row in rows
+        )
 
     def tiers(
         self,

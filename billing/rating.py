@@ -16,7 +16,6 @@ from billing.amounts import (
     NANO_PER_MICRO,
     Priced,
     amount_nano,
-    by_the_hour,
     margin_of,
     no_price,
     no_rate,
@@ -26,6 +25,7 @@ from billing.amounts import (
     rate_ids_of,
     rate_lines,
     rates_to,
+    whole_price,
 )
 from billing.books import Books, Pins
 from billing.errors import NoPrice, NoRate, NoTerms, Unbounded
@@ -190,7 +190,7 @@ def _rate_attempt(books: Books, pins: Pins, at_us: int, attempt: AttemptUsage, f
     ids: list[int] = []
     for token_class, quantity, row in found:
         if row is None:
-            if by_the_hour(found):
+            if whole_price(books, pins, at_us, found) is not None:
                 continue
             return RatedAttempt(attempt.sequence, None, (), no_price(attempt, token_class))
         quote, paid_in = paid_at(books, pins, at_us, attempt.provider, row.currency)
@@ -236,18 +236,20 @@ def check_settleable(
     payer: Payer,
     price_list: str,
     model: str,
-    token_class: TokenClass = TokenClass.OUTPUT,
 ) -> None:
-    """That a call on this price list and model can be charged to the payer. Raises `NoPrice`, `NoTerms` or `NoRate`."""
+    """That a call on this price list and model can be charged to the payer: its input and its output, or the whole of it by the
+    request. Raises `NoPrice`, `NoTerms` or `NoRate`."""
     price_list = sold_to(books, pins, at_us, payer, price_list, model).price_list
-    row = books.prices.find(price_list, model, token_class, at_us=at_us, version=pins.book)
-    if row is None and books.prices.covers(price_list, model, at_us=at_us, version=pins.book):
-        row = books.prices.find(price_list, model, TokenClass.REQUEST, at_us=at_us, version=pins.book)
-    if row is None:
-        raise NoPrice(
-            f"no price for {token_class} of {model} on price list {price_list}; publish one before calling it"
-        )
-    _settled_quote(books, pins, at_us, payer, row.currency)
+    by_class = {
+        each: books.prices.find(price_list, model, each, at_us=at_us, version=pins.book)
+        for each in (TokenClass.OUTPUT, TokenClass.INPUT, TokenClass.REQUEST)
+    }
+    if not books.prices.covers(price_list, model, at_us=at_us, version=pins.book):
+        missing = next(each for each, row in by_class.items() if row is None)
+        raise NoPrice(f"no price for {missing} of {model} on price list {price_list}; publish one before calling it")
+    for row in by_class.values():
+        if row is not None:
+            _settled_quote(books, pins, at_us, payer, row.currency)
 
 
 def _settled_quote(books: Books, pins: Pins, at_us: int, payer: Payer, currency: str) -> Quote:

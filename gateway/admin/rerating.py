@@ -39,7 +39,10 @@ class ApplyRerating(AskRerating, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class Rerated(Struct, frozen=True):
-    """`corrected` rows were put right, each by a reversal and a new row; `skipped`: somebody else was faster."""
+    """`corrected` rows were put right, each by a reversal and a new row; `skipped`: somebody else was faster.
+
+    In the audit log: so many by the end of the entry's own transaction.
+    """
 
     plan: str
     corrected: int
@@ -58,22 +61,23 @@ class ReratingController(Controller):
     @post("/apply", summary="Enter what was looked at as corrections")
     async def apply(self, data: JSONBody[ApplyRerating], rooms: Injected) -> Rerated:
         async with rooms.read() as connection:
+            await rooms.refuse_second(connection)
             books = await load_books(connection)
             changes = await planned(connection, _range(data), books, price_lists(rooms), data.plan)
         corrected = 0
-        for start in range(0, len(changes), ROWS_AT_ONCE):
-            async with rooms.services.database.begin() as connection:
+        for end in range(ROWS_AT_ONCE, len(changes) + ROWS_AT_ONCE, ROWS_AT_ONCE):
+            async with rooms.part() if end < len(changes) else rooms.book() as connection:
                 corrected += await apply_rerating(
                     connection,
-                    changes[start : start + ROWS_AT_ONCE],
+                    changes[end - ROWS_AT_ONCE : end],
                     books,
                     price_lists(rooms),
                     new_request_id,
                     reason=data.reason,
                     actor=rooms.actor(data.actor),
                 )
-        async with rooms.book():
-            return rooms.done(Rerated(data.plan, corrected, len(changes) - corrected))
+                done = rooms.done(Rerated(data.plan, corrected, min(end, len(changes)) - corrected))
+        return done
 
 
 def _range(data: AskRerating) -> RerateRange:

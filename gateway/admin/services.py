@@ -120,7 +120,7 @@ class Rooms:
         """
         async with self.services.database.begin() as connection:
             version = await bump_catalog_version(connection)
-            await self._refuse_second(connection)
+            await self.refuse_second(connection)
             yield CatalogWrite(connection, version)
             await self._enter(connection)
         try:
@@ -132,9 +132,17 @@ class Rooms:
     async def book(self) -> AsyncIterator[AsyncConnection]:
         """One transaction in the books that no catalog needs to hear of: wallets, corrections, tokens."""
         async with self.services.database.begin() as connection:
-            await self._refuse_second(connection)
+            await self.refuse_second(connection)
             yield connection
             await self._enter(connection)
+
+    @asynccontextmanager
+    async def part(self) -> AsyncIterator[AsyncConnection]:
+        """One transaction of a write that takes several, with its own entry in the log; `book` is the last of them."""
+        async with self.services.database.begin() as connection:
+            await self.refuse_second(connection)
+            yield connection
+            await self._log(connection)
 
     def editing(self, view: object) -> None:
         """What stands there, in the transaction that changes it. Raises `ApiError` 412 where If-Match names another version."""
@@ -156,7 +164,8 @@ class Rooms:
             self._target = f"{self.acting.target}/{identifier}"
         return view
 
-    async def _refuse_second(self, connection: AsyncConnection) -> None:
+    async def refuse_second(self, connection: AsyncConnection) -> None:
+        """For a write that has to look before it begins: the key is asked first. Raises as `idempotency.refuse_second`."""
         acting = self.acting
         if acting.idempotency_key is not None:
             await idempotency.refuse_second(connection, self._owner, acting.idempotency_key, acting.request)
@@ -167,6 +176,10 @@ class Rooms:
             await idempotency.remember(
                 connection, self._owner, acting.idempotency_key, acting.request, self._answer, secret=self._secret
             )
+        await self._log(connection)
+
+    async def _log(self, connection: AsyncConnection) -> None:
+        acting = self.acting
         await audit.append(
             connection,
             actor=acting.principal.name,

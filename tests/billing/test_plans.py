@@ -124,6 +124,11 @@ def test_a_plan_changes_no_figure(
         planned = plans_of(world).rate(world, pin, at_us, payer, attempt)
         in_full = rate_in_full(world, pin, at_us=at_us, payer=payer, charged=attempt, attempts=[attempt])
         assert planned is None or planned == in_full
+        charges = [line.settled_nano for line in in_full.lines]
+        if in_full.settled is None:
+            assert not any(each is not None for each in charges), "a request is priced whole or not at all"
+        else:
+            assert in_full.settled.nano == sum(each for each in charges if each is not None) and None not in charges
 
 
 def test_the_founding_case_is_rated_from_a_plan() -> None:

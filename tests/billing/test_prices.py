@@ -69,8 +69,11 @@ def test_a_model_is_covered_when_input_and_output_or_the_request_is_priced() -> 
     only_output = PriceBook([price(1, "output", "1")])
     both = PriceBook([price(1, "output", "1"), price(2, "input", "1")])
     fee = PriceBook([price(1, "request", "1", unit="request")])
-    covered = [book.covers("deepseek", "deepseek-chat", at_us=when, version=1) for book in (only_output, both, fee)]
-    assert covered == [False, True, True]
+    some = PriceBook([price(1, "request", "1", unit="request"), price(2, "output", "1")])
+    covered = [
+        book.covers("deepseek", "deepseek-chat", at_us=when, version=1) for book in (only_output, both, fee, some)
+    ]
+    assert covered == [False, True, True, False]
 
 
 def test_explain_names_the_row_that_applies_and_why_the_others_do_not() -> None:

@@ -130,9 +130,25 @@ def test_rule_05_a_class_without_a_price_makes_the_request_unpriced_never_zero()
     rated = _rate(Usage(input=10, audio_input=5))
     assert (rated.list, rated.settled, rated.policy, rated.cost) == (None, None, None, None)
     assert rated.unpriced == "no price for audio_input of deepseek-chat on price list deepseek"
-    assert rated.lines[0].settled_nano == 2800
-    assert rated.lines[1].settled_nano is None
-    assert rated.lines[1].quantity == 5
+    assert [(line.quantity, line.list_nano, line.settled_nano, line.price_row_id) for line in rated.lines] == [
+        (10, None, None, None),
+        (5, None, None, None),
+    ], "no part of it is charged as if it were the whole"
+
+
+def test_a_price_per_request_that_stands_alone_is_the_price_of_the_whole_request() -> None:
+    alone = books(price(1, "request", "0.5", unit="request"), fixed_terms(1, "2"))
+    rated = _rate(Usage(input=90, cache_read=3, output=7, audio_input=2), alone)
+    assert (rated.unpriced, rated.settled, rated.list) == (None, Money.parse("1", "CNY"), Money.parse("0.5", "USD"))
+    assert rated.cost == Money.parse("0.5", "USD")
+    assert {(str(line.token_class), line.quantity, line.settled_nano) for line in rated.lines} == {
+        ("input", 90, 0), ("cache_read", 3, 0), ("output", 7, 0), ("audio_input", 2, 0), ("request", 1, NANO),
+    }  # fmt: skip
+    without_terms = _rate(Usage(input=90), alone, Payer("team_b", "CNY"))
+    assert (without_terms.settled, {line.settled_nano for line in without_terms.lines}) == (None, {None})
+    for kind, tier in (("input", "default"), ("web_search", "default"), ("output", "flex")):
+        beside = books(*alone.prices.rows, price(2, kind, "1", tier=tier))
+        assert _rate(Usage(input=90, output=7), beside, DOLLARS).unpriced is not None
 
 
 def test_rule_05_a_price_of_zero_is_a_price() -> None:
@@ -318,7 +334,13 @@ def test_what_cannot_be_charged_is_refused_before_it_is_called() -> None:
     with pytest.raises(NoTerms, match="no settlement terms from USD to EUR; record terms for team team_a"):
         _check(Payer("team_a", "EUR"))
     with pytest.raises(NoRate, match="no rate in force"):
-        _check(world=books(price(1, "output", "1"), market_terms(1, 100)))
+        _check(world=books(price(1, "output", "1"), price(2, "input", "1"), market_terms(1, 100)))
+    fee = price(3, "request", "1", unit="request")
+    _check(DOLLARS, world=books(fee))
+    for kind, missing in (("output", "input"), ("input", "output")):
+        for some in ([price(1, kind, "1")], [price(1, kind, "1"), fee]):
+            with pytest.raises(NoPrice, match=f"no price for {missing} of"):
+                _check(DOLLARS, world=books(*some))
 
 
 def _worst(world: object, input_tokens: int, output_tokens: int, payer: Payer = DOLLARS) -> Money:

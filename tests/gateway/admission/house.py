@@ -35,12 +35,14 @@ class Priced:
     model: str = "deepseek-chat"
 
 
-CHEAP, DEAR, UNPRICED, EURO, PICTURES = (
+CHEAP, DEAR, UNPRICED, EURO, PICTURES, FLAT, HALF = (
     Priced(),
     Priced("claude", "sonnet"),
     Priced("nobody", "knows"),
     Priced("mistral", "large"),
     Priced("pictures", "fox"),
+    Priced("flat", "flat"),
+    Priced("half", "half"),
 )
 
 
@@ -77,6 +79,9 @@ class House:
                     PriceDraft("mistral", "large", "output", "EUR", "6", SINCE_US),
                     PriceDraft("pictures", "fox", "request", "USD", "0.01", SINCE_US, unit="request"),
                     PriceDraft("pictures", "fox", "image_output", "USD", "0.04", SINCE_US, unit="image"),
+                    PriceDraft("flat", "flat", "request", "USD", "0.5", SINCE_US, unit="request"),
+                    PriceDraft("half", "half", "request", "USD", "0.5", SINCE_US, unit="request"),
+                    PriceDraft("half", "half", "input", "USD", "1", SINCE_US),
                     PriceDraft("free", "free", "input", "USD", "0", SINCE_US),
                     PriceDraft("free", "free", "output", "USD", "0", SINCE_US),
                 ],

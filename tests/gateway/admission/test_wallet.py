@@ -7,14 +7,16 @@ import time
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from billing.corrections import reverse
 from billing.ledger import record
+from billing.money import NANO, Money
 from billing.spending import MOST
 from billing.teams import update_team
 from billing.usage import Usage
 from billing.wallet_credits import adjust, top_up
-from billing.wallets import balance_nano
+from billing.wallets import balance_nano, check_wallet
 from gateway.access.identity import Identity
 from gateway.admission import asking, seeding
 from gateway.admission.claims import BudgetWindow
@@ -25,7 +27,7 @@ from gateway.errors import ApiError
 from gateway.ids import new_request_id
 from tests.billing.helpers import rated_record
 from tests.gateway.admission.helpers import spent_and_reserved
-from tests.gateway.admission.house import UNPRICED, House
+from tests.gateway.admission.house import FLAT, HALF, UNPRICED, House
 
 COST = 1000 * 280 + 500 * 420
 """What one request of the house reserves, and settles when it uses all of it."""
@@ -145,6 +147,27 @@ async def test_rule_05_an_unpriced_model_is_refused_and_an_unnamed_cap_is_sent_u
         await house.admit(key, UNPRICED)
     assert (caught.value.status, caught.value.code) == (403, "model_unpriced")
     assert (await house.admit(key, output_cap=None)).output_cap == 4096
+
+
+async def test_a_price_per_request_alone_takes_from_the_wallet_what_the_row_takes(house: House) -> None:
+    """And a restart gives nothing back. Beside a price of some tokens it prices nothing, and is refused before the call."""
+    key = await prepaid(house)
+    await pay(house, 10**9)
+    for _ in range(2):
+        lease = await house.admit(key, FLAT)
+        rated = await house.settle(lease, Usage(input=90, output=7), FLAT)
+        assert rated.unpriced is None and rated.settled == Money("USD", NANO // 2)
+        row = rated_record(Usage(), team=house.american.id, currency="USD", id_=lease.request_id)
+        async with house.database.begin() as connection:
+            await record(connection, [structs.replace(row, rated=rated)])
+            check = await check_wallet(connection, house.american.id)
+    assert check.agrees and check.balance_nano == 0
+    with pytest.raises(ApiError) as empty:
+        await house.admit(key, FLAT)
+    assert empty.value.status == 402
+    with pytest.raises(ApiError) as refused:
+        await house.admit(key, HALF)
+    assert (refused.value.status, refused.value.code) == (403, "model_unpriced")
 
 
 async def test_rule_05_a_charge_beyond_64_bits_exhausts_wallet_and_budget_until_it_is_put_right(house: House) -> None:
