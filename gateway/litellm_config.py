@@ -6,79 +6,18 @@ variable, to be set by whoever moves.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import yaml
+from gateway.litellm_check import as_yaml, refusal, without_what_is_refused
+from gateway.litellm_file import LiteLLMError, load
+from gateway.litellm_names import BASES, MOST, NAME, OWN, PERIODS, PRICES, SETTINGS, STRATEGIES, TAKEN
 
 Json = dict[str, Any]
-
-BASES: Final[Mapping[str, tuple[str, str | None]]] = {
-    "openai": ("openai", "https://api.openai.com/v1"),
-    "text-completion-openai": ("openai", "https://api.openai.com/v1"),
-    "anthropic": ("anthropic", "https://api.anthropic.com"),
-    "gemini": ("gemini", "https://generativelanguage.googleapis.com"),
-    "deepseek": ("openai", "https://api.deepseek.com/v1"),
-    "mistral": ("openai", "https://api.mistral.ai/v1"),
-    "groq": ("openai", "https://api.groq.com/openai/v1"),
-    "xai": ("openai", "https://api.x.ai/v1"),
-    "together_ai": ("openai", "https://api.together.xyz/v1"),
-    "fireworks_ai": ("openai", "https://api.fireworks.ai/inference/v1"),
-    "openrouter": ("openai", "https://openrouter.ai/api/v1"),
-    "perplexity": ("openai", "https://api.perplexity.ai"),
-    "cerebras": ("openai", "https://api.cerebras.ai/v1"),
-    "dashscope": ("openai", "https://dashscope-intl.aliyuncs.com/compatible-mode/v1"),
-    "moonshot": ("openai", "https://api.moonshot.ai/v1"),
-    "ollama": ("openai", "http://localhost:11434/v1"),
-    "ollama_chat": ("openai", "http://localhost:11434/v1"),
-    "hosted_vllm": ("openai", None),
-    "openai_like": ("openai", None),
-    "custom_openai": ("openai", None),
-    "lm_studio": ("openai", None),
-    "litellm_proxy": ("openai", None),
-    "azure": ("openai", None),
-}
-"""The prefix of a model's name there: our kind of provider, and its address where the prefix knows it."""
-STRATEGIES: Final[Mapping[str, str]] = {
-    "simple-shuffle": "weighted",
-    "least-busy": "least_busy",
-    "latency-based-routing": "fastest",
-    "cost-based-routing": "cheapest",
-}
-PERIODS: Final[Mapping[str, str]] = {
-    "1d": "day", "24h": "day", "daily": "day", "7d": "week", "1w": "week", "weekly": "week",
-    "30d": "month", "1mo": "month", "monthly": "month",
-}  # fmt: skip
-PRICES: Final[Mapping[str, tuple[str, int]]] = {
-    "input_cost_per_token": ("input", 1_000_000),
-    "output_cost_per_token": ("output", 1_000_000),
-    "cache_read_input_token_cost": ("cache_read", 1_000_000),
-    "cache_creation_input_token_cost": ("cache_write_5m", 1_000_000),
-}
-_TAKEN: Final = frozenset(
-    {
-        "model",
-        "api_base",
-        "api_version",
-        "base_url",
-        "api_key",
-        "rpm",
-        "tpm",
-        "weight",
-        "order",
-        "timeout",
-        "max_parallel_requests",
-        *PRICES,
-    }
-)
-_OWN: Final = {"litellm_settings", "router_settings", "general_settings", "model_list", "environment_variables"}
-_SETTINGS: Final = {
-    "fallbacks", "context_window_fallbacks", "default_fallbacks", "routing_strategy", "model_group_alias", "master_key",
-    "default_team_settings", "max_budget", "budget_duration", "database_url",
-}  # fmt: skip
 
 
 @dataclass
@@ -92,23 +31,14 @@ class Imported:
     left: list[str] = field(default_factory=list)
 
     def yaml(self) -> str:
-        return yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True, width=120)
-
-
-class LiteLLMError(Exception):
-    """The file is no LiteLLM proxy configuration; the message says where it is not."""
+        return as_yaml(self.settings)
 
 
 def read(path: Path) -> Imported:
     """Raises `LiteLLMError`."""
-    try:
-        config = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise LiteLLMError(f"{path}: it cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise LiteLLMError(f"{path}: it is not YAML: {' '.join(str(error).split())}") from error
+    config = load(path)
     listed = config.get("model_list") if isinstance(config, dict) else None
-    if not isinstance(listed, list):
+    if not isinstance(config, dict) or not isinstance(listed, list):
         raise LiteLLMError(f"{path}: it has no `model_list`; is it the configuration of a LiteLLM proxy?")
     imported = Imported()
     sections = {
@@ -116,9 +46,18 @@ def read(path: Path) -> Imported:
     }
     _Models(imported, _merged(sections)).take(listed)
     _accounts(imported, sections["litellm_settings"], sections["general_settings"])
-    imported.left += [f"{name}: has no counterpart" for name in config if name not in _OWN]
+    imported.settings, refused = without_what_is_refused(imported.settings)
+    imported.left += refused
+    imported.prices = [each for each in imported.prices if each["provider"] in imported.settings["providers"]]
+    why = refusal(imported.settings) if refused else None
+    if why is not None:
+        raise LiteLLMError(f"{path}: what would be written is no configuration of ours: {why}")
+    imported.left += [f"{name}: has no counterpart" for name in config if name not in OWN]
+    imported.left += [f"{name}: is no mapping" for name in sections if not isinstance(config.get(name) or {}, dict)]
+    if config.get("environment_variables"):
+        imported.left.append("environment_variables: set them where the gateway runs")
     for section, values in sections.items():
-        imported.left += [f"{section}.{name}: has no counterpart" for name in values if name not in _SETTINGS]
+        imported.left += [f"{section}.{name}: has no counterpart" for name in values if name not in SETTINGS]
     return imported
 
 
@@ -185,26 +124,42 @@ class _Models:
         if provider is None:
             return
         route: Json = {"provider": provider, "model": model}
-        if isinstance(given.get("weight"), int):
-            route["weight"] = given["weight"]
-        self._orders.setdefault(name, []).append((_count(given.get("order")) or 0, route))
-        self._describe(self._models.setdefault(name, {"name": name}), info)
+        weight, order = (self._number(f"{where}.litellm_params", given, each) for each in ("weight", "order"))
+        if weight is not None:
+            route["weight"] = weight
+        self._orders.setdefault(name, []).append((order or 0, route))
+        self._describe(f"{where}.model_info", self._models.setdefault(name, {"name": name}), info)
         self._prices(where, provider, model, {**info, **given})
-        for other in given.keys() - _TAKEN:
+        if not isinstance(entry.get("model_info") or {}, dict):
+            self._leave(f"{where}.model_info", "is no mapping")
+        for other in sorted(given.keys() - TAKEN, key=str):
             self._leave(f"{where}.litellm_params.{other}", "has no counterpart")
 
-    def _describe(self, model: Json, info: Json) -> None:
-        window = _count(info.get("max_input_tokens")) or _count(info.get("max_tokens"))
-        most = _count(info.get("max_output_tokens"))
+    def _number(self, where: str, given: Json, name: str, least: int = 0) -> int | None:
+        value = given.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value < MOST:
+            return value
+        if value is not None:
+            self._leave(f"{where}.{name}", f"is no whole number from {least} on that can be meant")
+        return None
+
+    def _describe(self, where: str, model: Json, info: Json) -> None:
+        window = self._number(where, info, "max_input_tokens", 1) or self._number(where, info, "max_tokens", 1)
+        most = self._number(where, info, "max_output_tokens", 1)
         if window is not None:
             model.setdefault("context_window", window)
-        if most is not None and most <= model.get("context_window", most):
+        if most is not None and most > model.get("context_window", most):
+            self._leave(f"{where}.max_output_tokens", "is more than the context window")
+        elif most is not None:
             model.setdefault("max_output_tokens", most)
 
     def _provider(self, where: str, prefix: str, given: Json) -> str | None:
         """The provider's name, made where it is new."""
         kind, base = BASES[prefix]
-        base = str(given.get("api_base") or given.get("base_url") or base or "")
+        base = given.get("api_base") or given.get("base_url") or base or ""
+        if not isinstance(base, str):
+            self._leave(where, "its api_base is no text")
+            return None
         if base.startswith("os.environ/"):
             self._leave(where, "its api_base is an environment variable; write the address out")
             return None
@@ -227,10 +182,14 @@ class _Models:
             ("tpm", "tokens_per_minute"),
             ("max_parallel_requests", "max_parallel"),
         ):
-            if _count(given.get(theirs)) is not None:
-                settings[ours] = given[theirs]
-        if isinstance(given.get("timeout"), int | float) and given["timeout"] > 0:
-            settings["timeout_s"] = float(given["timeout"])
+            number = self._number(f"{where}.litellm_params", given, theirs, 1)
+            if number is not None:
+                settings[ours] = number
+        timeout = given.get("timeout")
+        if isinstance(timeout, int | float) and not isinstance(timeout, bool) and 0 < timeout < MOST:
+            settings["timeout_s"] = float(timeout)
+        elif timeout is not None:
+            self._leave(f"{where}.litellm_params.timeout", "is no number of seconds")
         identity = tuple(sorted(settings.items()))
         name = self._providers.get(identity)
         if name is None:
@@ -241,7 +200,10 @@ class _Models:
         return name
 
     def _key(self, where: str, key: object) -> str | None:
+        if key is None:
+            return None
         if not isinstance(key, str) or not key:
+            self._leave(f"{where}.litellm_params.api_key", "is no text; write `api_key: env:NAME` beside its provider")
             return None
         if key.startswith("os.environ/"):
             return f"env:{key.removeprefix('os.environ/')}"
@@ -265,25 +227,39 @@ class _Models:
                 self._imported.prices.append(body)
 
     def _aliases(self) -> None:
-        for alias, target in _mapping(self._settings.get("model_group_alias")).items():
+        where = "router_settings.model_group_alias"
+        if not isinstance(self._settings.get("model_group_alias") or {}, dict):
+            self._leave(where, "is no mapping")
+        aliases: Mapping[Any, Any] = _mapping(self._settings.get("model_group_alias"))
+        for alias, target in aliases.items():
             name = _mapping(target).get("model") or target
-            if self._known(name) and str(alias) not in (*self._models, *self._named()):
-                self._models[name].setdefault("aliases", []).append(str(alias))
+            if not isinstance(alias, str) or re.fullmatch(NAME, alias) is None:
+                self._leave(f"{where}.{alias}", "is no name that a caller can send here")
+            elif self._known(name) and alias not in (*self._models, *self._named()):
+                self._models[name].setdefault("aliases", []).append(alias)
             else:
-                self._leave(
-                    f"router_settings.model_group_alias.{alias}", "its model is not taken, or stands there already"
-                )
+                self._leave(f"{where}.{alias}", "its model is not taken, or stands there already")
 
     def _fallbacks(self) -> None:
         """Both kinds become one list: what is larger is chosen by the context window."""
+        for name in self._listed("default_fallbacks", self._settings.get("default_fallbacks")):
+            if not self._known(name):
+                self._leave("default_fallbacks", f"{name!r} is not among the models that are taken")
         everyones = [name for name in _list(self._settings.get("default_fallbacks")) if self._known(name)]
         for kind in ("fallbacks", "context_window_fallbacks"):
-            for each in _list(self._settings.get(kind)):
+            for place, each in enumerate(self._listed(kind, self._settings.get(kind))):
+                if not isinstance(each, dict):
+                    self._leave(f"{kind}[{place}]", "is no mapping of a model to others")
                 for name, others in _mapping(each).items():
                     self._fall_back(f"{kind}.{name}", str(name), others)
         for name in self._models:
             if everyones and name not in everyones:
                 self._fall_back("default_fallbacks", name, everyones)
+
+    def _listed(self, where: str, value: object) -> list[Any]:
+        if value is not None and not isinstance(value, list):
+            self._leave(where, "is no list")
+        return _list(value)
 
     def _named(self) -> list[str]:
         return [alias for model in self._models.values() for alias in model.get("aliases", [])]
@@ -293,7 +269,7 @@ class _Models:
 
     def _fall_back(self, where: str, name: str, others: object) -> None:
         model = self._models.get(name)
-        for other in _list(others):
+        for other in self._listed(where, others):
             if model is None or not self._known(other):
                 self._leave(where, f"{name!r} or {other!r} is not among the models that are taken")
             elif name == other or name in self._reached(str(other)):
@@ -312,16 +288,25 @@ class _Models:
 
 
 def _accounts(imported: Imported, settings: Json, general: Json) -> None:
+    if not isinstance(settings.get("default_team_settings") or [], list):
+        imported.left.append("litellm_settings.default_team_settings: is no list")
     for place, each in enumerate(_list(settings.get("default_team_settings"))):
         team = _mapping(each).get("team_id")
-        if isinstance(team, str):
+        if not isinstance(team, str):
+            imported.left.append(f"litellm_settings.default_team_settings[{place}]: has no team_id")
+        else:
             imported.teams.append({"name": team, "settlement_currency": "USD"})
         others = [name for name in _mapping(each) if name != "team_id"]
         imported.left += [
             f"litellm_settings.default_team_settings[{place}].{name}: has no counterpart" for name in others
         ]
     if settings.get("max_budget") is not None:
-        period = PERIODS.get(str(settings.get("budget_duration", "")), "total")
+        duration = settings.get("budget_duration")
+        period = PERIODS.get(str(duration), "total")
+        if duration is not None and str(duration) not in PERIODS:
+            imported.left.append(
+                f"litellm_settings.budget_duration: {duration} has no counterpart; the budget never starts anew"
+            )
         amount = _decimal(settings["max_budget"], 1)
         if amount is None:
             imported.left.append("litellm_settings.max_budget: is no amount")
@@ -358,16 +343,12 @@ def _numbered(name: str) -> Iterator[str]:
         number += 1
 
 
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
 def _decimal(value: object, units: int) -> str | None:
     """`value` x `units` in plain digits, of at most six decimals; None where that is no price."""
     try:
         amount = Decimal(str(value)) * units
-    except InvalidOperation:
+    except (ArithmeticError, ValueError):
         return None
-    if not amount.is_finite() or amount < 0 or amount != round(amount, 6):
+    if not amount.is_finite() or not 0 <= amount < MOST or amount != round(amount, 6):
         return None
     return f"{amount.normalize():f}"

@@ -9,7 +9,8 @@ import click
 
 from gateway.cli.admin_client import AdminClient
 from gateway.cli.errors import CliError
-from gateway.litellm_config import Imported, LiteLLMError, read
+from gateway.litellm_config import Imported, read
+from gateway.litellm_file import LiteLLMError
 
 
 @click.group("import")

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cli import cli
-from gateway.litellm_config import LiteLLMError, read
+from gateway.cli.errors import CliError
+from gateway.litellm_config import read
+from gateway.litellm_file import LiteLLMError
 from gateway.settings import load_settings
 
 PLAIN_KEY = "sk-plain-0123456789abcdef"
@@ -103,7 +105,30 @@ def test_prices_budgets_and_teams_are_bodies_of_the_admin_api(config: Path) -> N
     assert [(each["scope"], each["amount"], each["period"]) for each in imported.budgets] == [("all", "100", "month")]
 
 
-@pytest.mark.parametrize("text", ["", "a: [", "models: []", "model_list: 5", "- x"])
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a: [",
+        "models: []",
+        "model_list: 5",
+        "- x",
+        LAUGHS + "model_list: *a29",
+        LAUGHS.replace("[x, x]", "{x: x}").replace("[*", "{<<: [*").replace("]\n", "]}\n") + "model_list: [*a29]",
+        "model_list: &a [*a]",
+        "model_list: " + "[" * 5000,
+        "model_list: " + "[" * 5000 + "]" * 5000,
+        "model_list: [2026-13-45]",
+        "model_list: [" + "1" * 5000 + "]",
+        "model_list: [!!int '']",
+        "model_list: [!!timestamp x]",
+        "model_list: [!!bool x]",
+        "model_list: [{[a]: b}]",
+    ],
+)
 def test_another_file_is_one_line_of_refusal(tmp_path: Path, text: str) -> None:
     path = tmp_path / "other.yaml"
     path.write_text(text)
@@ -111,6 +136,50 @@ def test_another_file_is_one_line_of_refusal(tmp_path: Path, text: str) -> None:
         read(path)
     done = CliRunner().invoke(cli, ["import", "litellm", str(path)])
     assert done.exit_code != 0
+    assert isinstance(done.exception, CliError) and "\n" not in str(done.exception)
+
+
+def test_an_alias_is_taken_as_what_it_stands_for(tmp_path: Path) -> None:
+    path = tmp_path / "litellm.yaml"
+    path.write_text(
+        "shared: &shared {api_key: os.environ/K, rpm: 5}\n"
+        "model_list: [{model_name: a, litellm_params: {<<: *shared, model: openai/a}}]\n"
+    )
+    assert read(path).settings["providers"]["openai"]["requests_per_minute"] == 5
+
+
+def test_each_value_that_cannot_be_meant_is_named_and_the_rest_is_taken(tmp_path: Path) -> None:
+    path, ours = tmp_path / "litellm.yaml", tmp_path / "gateway.yaml"
+    path.write_text(
+        "model_list:\n"
+        "  - model_name: a\n"
+        "    litellm_params: {model: openai/a, api_key: 5, weight: -1, order: x, timeout: .inf, rpm: 0, tpm: 1.5,"
+        " input_cost_per_token: 1e300, output_cost_per_token: .nan}\n"
+        "    model_info: {max_input_tokens: 8, max_output_tokens: 9, max_tokens: none}\n"
+        "  - {model_name: a b, litellm_params: {model: openai/x}}\n"
+        "  - {model_name: c, litellm_params: {model: openai/x, api_base: 'ftp://x'}}\n"
+        "litellm_settings: {fallbacks: [{x: 5}, 7], default_fallbacks: a, default_team_settings: [{}],"
+        " max_budget: 1, budget_duration: 3h}\n"
+        "router_settings: {model_group_alias: {'x y': a, 5: a}}\n"
+        "general_settings: 5\nenvironment_variables: {A: b}\n"
+    )
+    done = CliRunner().invoke(cli, ["import", "litellm", str(path), "--output", str(ours)])
+    assert done.exit_code == 0, done.output
+    said = [line.removeprefix("not taken: ").partition(": ")[0] for line in done.output.splitlines()[:-1]]
+    params = [
+        "api_key", "rpm", "tpm", "timeout", "weight", "order", "input_cost_per_token", "output_cost_per_token",
+    ]  # fmt: skip
+    assert [each.rpartition(".")[2] for each in said if each.startswith("model_list[0].")] == [
+        *params[:6], "max_output_tokens", *params[6:],
+    ]  # fmt: skip
+    assert {
+        "a b", "c", "fallbacks.x", "fallbacks[1]", "default_fallbacks", "litellm_settings.default_team_settings[0]",
+        "litellm_settings.budget_duration", "router_settings.model_group_alias.x y", "router_settings.model_group_alias.5",
+        "general_settings", "environment_variables",
+    } <= set(said)  # fmt: skip
+    settings = load_settings(ours, {})
+    assert [(model.name, len(model.routes)) for model in settings.models] == [("a", 1)]
+    assert list(settings.providers) == ["openai"]
 
 
 JUNK = st.recursive(
@@ -140,3 +209,7 @@ def test_whatever_stands_in_the_file_is_taken_or_named(
     imported = read(path)
     assert all(":" in line for line in imported.left)
     assert yaml.safe_load(imported.yaml()) == imported.settings
+    ours = path.with_name("ours.yaml")
+    ours.write_text(imported.yaml())
+    keys = [str(each.get("api_key")) for each in imported.settings["providers"].values()]
+    load_settings(ours, {key.removeprefix("env:"): "x" for key in keys if key.startswith("env:")})
