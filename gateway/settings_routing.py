@@ -83,7 +83,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     context_window: Count | None = None
     max_output_tokens: Count | None = None
     prompt_overhead: Annotated[int, Meta(ge=0, le=100_000)] = 0
-    """Tokens that the provider's chat template adds to every prompt by itself (a default system prompt): reserved with the rest."""
+    """Tokens that the provider's chat template adds to every prompt by itself (a default system prompt), reserved as well."""
     tokenizer: str | None = None
     """A tokenizer.json or .tiktoken file: counts what a provider leaves uncounted. Never downloaded."""
     fallbacks: list[str] = []
