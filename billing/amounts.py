@@ -78,10 +78,7 @@ def rate_lines(
     found: Priced,
     multiplier_micro: int = MICRO,
 ) -> tuple[tuple[RatedLine, ...], list[RatesUsed], str | None]:
-    """The lines of a request at `multiplier_micro` millionths of the prices found, the rates used, and what is missing.
-
-    A request is priced whole or not at all: where one line has nothing to settle at, none has.
-    """
+    """The lines of a request at `multiplier_micro` millionths of the prices found, the rates used, and what is missing."""
     lines: list[RatedLine] = []
     by_currency: dict[str, RatesUsed] = {}
     unpriced: str | None = None
@@ -106,12 +103,13 @@ def rate_lines(
         if line.price_row_id is None:
             overflow = overflow or f"{OVERFLOW}: the amount of {quantity} {token_class} is beyond 64 bits"
         lines.append(line)
-    return whole_or_nothing(lines), list(by_currency.values()), overflow or unpriced
+    return tuple(lines), list(by_currency.values()), overflow or unpriced
 
 
 def whole_or_nothing(lines: Sequence[RatedLine]) -> tuple[RatedLine, ...]:
-    """The lines, less what a request without a settled amount would still be charged: sums over lines and over rows agree. The
-    list amounts stay where nothing but a rate is missing; a line that loses its amounts leaves the sums of its price too."""
+    """A request is priced whole or not at all: the lines, less what one without a settled amount would still be charged, so that
+    sums over lines and over rows agree. The list amounts stay where nothing but a rate is missing; a line that loses its amounts
+    leaves the sums of its price too."""
     if all(line.settled_nano is not None for line in lines):
         return tuple(lines)
     listed = all(line.list_nano is not None for line in lines)

@@ -96,6 +96,9 @@ class Rated(msgspec.Struct, frozen=True, gc=False):
     unpriced: str | None
     sell_id: int | None = None
     margin: Money | None = None
+    known_nano: int = 0
+    """What the classes that have a price come to, in nano of the payer's currency, where the whole has none. Budgets count it;
+    nobody is charged it."""
 
     @property
     def overflow(self) -> bool:

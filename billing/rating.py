@@ -25,6 +25,7 @@ from billing.amounts import (
     rate_ids_of,
     rate_lines,
     rates_to,
+    whole_or_nothing,
     whole_price,
 )
 from billing.books import Books, Pins
@@ -108,6 +109,8 @@ def rate_in_full(
     if not (unpriced or "").startswith(OVERFLOW) and _most(lines) > INT64_MAX:
         unpriced = f"{OVERFLOW}: the sum of the lines is beyond 64 bits"
         lines = tuple([line.without_amounts() for line in lines])
+    known_nano = sum(line.settled_nano or 0 for line in lines)
+    lines = whole_or_nothing(lines)
     settled, policy, reference = _totals(payer.currency, lines)
     margin, margin_rates = margin_of(books, pins, at_us, settled, cost)
     return Rated(
@@ -124,6 +127,7 @@ def rate_in_full(
         unpriced,
         sold.sell_id or None,
         margin,
+        known_nano if settled is None else 0,
     )
 
 
@@ -238,13 +242,17 @@ def check_settleable(
     model: str,
 ) -> None:
     """That a call on this price list and model can be charged to the payer: its input and its output, or the whole of it by the
-    request. Raises `NoPrice`, `NoTerms` or `NoRate`."""
+    request. Raises `NoPrice` (`Unbounded` where it is priced by what only the answer counts), `NoTerms` or `NoRate`."""
     price_list = sold_to(books, pins, at_us, payer, price_list, model).price_list
     by_class = {
         each: books.prices.find(price_list, model, each, at_us=at_us, version=pins.book)
         for each in (TokenClass.OUTPUT, TokenClass.INPUT, TokenClass.REQUEST)
     }
     if not books.prices.covers(price_list, model, at_us=at_us, version=pins.book):
+        for each in TokenClass:
+            row = books.prices.find(price_list, model, each, at_us=at_us, version=pins.book)
+            if row is not None:
+                check_bounded(row, model)
         missing = next(each for each, row in by_class.items() if row is None)
         raise NoPrice(f"no price for {missing} of {model} on price list {price_list}; publish one before calling it")
     for row in by_class.values():

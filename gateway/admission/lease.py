@@ -57,7 +57,7 @@ def actual_nano(lease: Lease[R], budget: BudgetRow, reserved_nano: int, rated: R
         settled = rated.settled
         if settled is not None and settled.currency == budget.currency:
             return settled.nano
-        return max(reserved_nano, sum(line.settled_nano or 0 for line in rated.lines))
+        return max(reserved_nano, rated.known_nano)
     snapshot = lease.snapshot
     try:
         listed = listed_nano(snapshot.books, snapshot.pins, lease.at_us, rated, budget.currency)
