@@ -17,7 +17,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.e2e.product import ROOT, Product
+from tests.e2e.product import ROOT, Product, until
 from tests.gateway.dashboard.world import ADMIN_KEY, World
 
 CHROMIUM = next((found for name in ("chromium", "chromium-browser") if (found := shutil.which(name))), None)
@@ -145,8 +145,13 @@ def test_the_playground_streams_and_its_cost_is_the_ledgers(chromium: Browser, p
     charged = page.inner_text("#cost").split()
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     query = {"key_id": world.keys["assistant"], "limit": "1"}
-    with httpx.Client(base_url=product.url, headers=headers, trust_env=False) as client:
+
+    def newest() -> Any:
         row = client.get("/admin/v1/usage/requests", params=query).json()["data"][0]
+        return row if "playground" in row["tags"] else None
+
+    with httpx.Client(base_url=product.url, headers=headers, trust_env=False) as client:
+        row = until(newest, 20, "the row is recorded")
     assert (row["tokens"]["total"], row["tags"]) == (1040, {"playground": "admin"})
     assert (Decimal(charged[1]), charged[2]) == (Decimal(row["settled"]["amount"]), row["settled"]["currency"])
     page.fill("textarea[name=system]", "[[status=500]]")
