@@ -57,6 +57,7 @@ def play(server: ValkeyServer, database_url: str, limit_nano: int, mixed: bool, 
             assert worker.stdout.readline() == "ready\n"
         harm()
         asyncio.run(_until_spent(database_url, limit_nano - COST, time.monotonic() + 30))
+        asyncio.run(_until_seeded(server, time.monotonic() + 30))
         reports = [json.loads(worker.communicate(timeout=60)[0]) for worker in workers]
     finally:
         for worker in workers:
@@ -82,6 +83,13 @@ async def _view(server: ValkeyServer) -> tuple[BudgetState, int]:
         return view.budgets[WINDOW], view.counters.parallel
     finally:
         await store.stop()
+
+
+async def _until_seeded(server: ValkeyServer, deadline: float) -> None:
+    """Whatever was restored, the workers that still ask have had the budget counted again."""
+    while not (await _view(server))[0].seeded:
+        assert time.monotonic() < deadline, "the budget was not counted again in time"
+        await asyncio.sleep(0.1)
 
 
 async def _until_spent(database_url: str, nano: int, deadline: float) -> None:
