@@ -149,9 +149,8 @@ class Serving:
     def _trace(self, outgoing: Outgoing) -> None:
         """Journals whose trace the request belongs to, and hands the attempt's own span on to the provider."""
         account, identifier = self._account, self._account.request_id.bytes
-        header = self._headers.get(b"traceparent", b"")
-        parent = read_traceparent(header)
-        account.trace = "" if parent is None else header.decode()
+        parent = read_traceparent(self._headers.get(b"traceparent", b""))
+        account.trace = "" if parent is None else parent.header()
         sampled = is_sampled(identifier, parent, self._services.settings.telemetry.share)
         outgoing.headers["traceparent"] = traceparent(identifier, len(account.opened) + 1, parent, sampled=sampled)
 

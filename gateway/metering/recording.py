@@ -86,12 +86,12 @@ async def _run(descriptor: int) -> None:
     gc.freeze()
     gc.set_threshold(GC_YOUNG, 20, 50)
     finished = await recorder.run()
-    if exporter is not None and exporting is not None:
-        exporting.cancel()
-        await exporter.close(FAREWELL_S)
     told.tell(finished)
     orders.cancel()
     await link.drain()
+    if exporter is not None and exporting is not None:
+        exporting.cancel()
+        await exporter.close(FAREWELL_S)
 
 
 def _exporter(target: Target, metrics: Metrics, instance: str) -> Exporter:

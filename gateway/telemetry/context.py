@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 REQUEST: Final = 0
 """The number of the request's own span; those of its attempts are their sequences, from 1."""
 
-_HEADER: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_HEADER: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[ -~]*)?")
 _ABSENT: Final = (b"0" * 32, b"0" * 16)
 
 
@@ -23,6 +23,10 @@ class Parent(NamedTuple):
     trace_id: str
     span_id: str
     sampled: bool
+
+    def header(self) -> str:
+        """The caller's `traceparent` as this version writes it: of 55 characters, whatever was sent."""
+        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
 
 
 def read_traceparent(header: bytes) -> Parent | None:

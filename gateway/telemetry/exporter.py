@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from importlib.metadata import version
+from itertools import islice
 from typing import Final
 
 import httpx
@@ -60,29 +61,41 @@ class Exporter:
         )
 
     def tell(self, recorded: Iterable[tuple[UsageRecord, str]]) -> None:
-        """New rows, each with the `traceparent` that its caller sent (or nothing)."""
-        for row, header in recorded:
-            self._histograms.observe(row)
-            parent = read_traceparent(header.encode()) if header else None
-            if not is_sampled(row.id.bytes, parent, self._target.share):
-                continue
-            spans = request_spans(row, parent)
-            if len(self._waiting) + len(spans) > MOST_WAITING:
-                self._spans.labels("dropped").inc(len(spans))
-            else:
-                self._waiting.extend(spans)
+        """New rows, each with the `traceparent` that its caller sent (or nothing). Never raises: the rows are committed, and a
+        mistake here is none of theirs."""
+        try:
+            for row, header in recorded:
+                self._tell_one(row, header)
+        except Exception:
+            log.exception("telemetry: recorded rows could not be told of")
+
+    def _tell_one(self, row: UsageRecord, header: str) -> None:
+        self._histograms.observe(row)
+        parent = read_traceparent(header.encode()) if header else None
+        if not is_sampled(row.id.bytes, parent, self._target.share):
+            return
+        spans = request_spans(row, parent)
+        if len(self._waiting) + len(spans) > MOST_WAITING:
+            self._spans.labels("dropped").inc(len(spans))
+        else:
+            self._waiting.extend(spans)
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
-            await self.flush()
+            try:
+                await self.flush()
+            except Exception:
+                log.exception("telemetry: what waits could not be sent")
 
     async def flush(self, *, whole: bool = False) -> None:
         """Sends what waits; the metrics too when they are due, or with `whole`."""
         while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+            batch = list(islice(self._waiting, BATCH))
             sent = await self._post("/v1/traces", trace_payload(self._resource, self._scope, batch))
+            for _ in batch:
+                self._waiting.popleft()
             self._spans.labels("exported" if sent else "dropped").inc(len(batch))
         if whole or time.monotonic() - self._metrics_at_s >= METRICS_EVERY_S:
             self._metrics_at_s = time.monotonic()

@@ -43,6 +43,13 @@ def test_no_header_breaks_the_reader(header: bytes) -> None:
     read_traceparent(header)
 
 
+@given(st.binary())
+def test_what_is_kept_of_a_header_is_the_parent_and_nothing_more(more: bytes) -> None:
+    parent = read_traceparent(f"01-{TRACE}-{SPAN}-01-".encode() + more)
+    if parent is not None:
+        assert read_traceparent(parent.header().encode()) == parent and len(parent.header()) == 55
+
+
 @given(number=st.integers(0, 32))
 def test_what_is_sent_is_a_valid_header_of_the_span_that_is_described(number: int) -> None:
     identifier = new_request_id().bytes
