@@ -98,7 +98,11 @@ class Serving:
             attempt.share = turn
         if call.streamed:
             attempt.keep_heard(route.of.tokenizer)
-        attempt.sequence = account.open(call, route, account.lease.reserved, self._tags)
+        try:
+            attempt.sequence = account.open(call, route, account.lease.reserved, self._tags)
+        except ApiError:
+            attempt.give_back(self._services, None)
+            raise
         if self._keeping is not None:
             attempt.keeping = self._keeping = self._keeping.anew()
         attempt.begin()

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gateway.metering.errors import JournalFull
 from gateway.settings import Settings, SettingsError, load_settings
 from tests.gateway.api.conftest import MESSAGES, Gateway, Provisioned, Upstream, environment, running
 
@@ -221,6 +222,21 @@ async def test_rule_27_none_of_several_keys_is_told_to_a_caller(gateway: Gateway
 
 
 # ---- our account's minute at a provider ----
+
+
+async def test_rule_12_what_the_journal_refuses_takes_nothing_of_a_providers_minute(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(record: object) -> None:
+        raise JournalFull("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gateway.services.journal, "open", full)
+        for _ in range(2):
+            refused = await gateway.chat(model="narrow")
+            assert refused.status_code == 503
+    answers = [await gateway.chat(model="narrow") for _ in range(2)]
+    assert {each.headers["x-metergate-provider"] for each in answers} == {"narrow"}
 
 
 async def test_beyond_a_providers_requests_per_minute_another_route_is_asked(gateway: Gateway) -> None:
