@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVS = Path(os.environ.get("BENCH_ENVS", ROOT / "bench" / ".envs"))
 T = TypeVar("T")
 ADMIN_KEY = "bench-admin-key-0123456789"
+FERROGW_KEY = "fgw_benchbenchbenchbench"
 
 
 @dataclass(slots=True)
@@ -182,11 +183,15 @@ def ferrogw(upstream: int, folder: Path) -> Gateway:
 
 
 def ferrogw_postgresql(upstream: int, folder: Path) -> Gateway:
-    """The same with a row in PostgreSQL for each request."""
+    """A key of its own kept in PostgreSQL, and a row there for each request, with tokens and cost."""
     database = OwnPostgresql(folder / "ferrogw-pg-postgresql")
-    store = {"REQUEST_LOG_STORE_BACKEND": "postgres", "REQUEST_LOG_STORE_DSN": _dsn(database.url)}
+    dsn = _dsn(database.url)
+    store = {"API_KEY_STORE_BACKEND": "postgres", "API_KEY_STORE_DSN": dsn}
+    store |= {"REQUEST_LOG_STORE_BACKEND": "postgres", "REQUEST_LOG_STORE_DSN": dsn}
     gateway = _ferrogw("ferrogw-pg", upstream, folder, store)
     gateway.close = database.remove
+    key = call_json(gateway.process.port, "POST", "/admin/keys", FERROGW_KEY, {"name": "bench"})["key"]
+    gateway.target.headers["authorization"] = f"Bearer {key}"
 
     async def count() -> int:
         engine = open_database(database.url)
@@ -224,7 +229,7 @@ def _ferrogw(name: str, upstream: int, folder: Path, store: dict[str, str]) -> G
     environment = {
         "GATEWAY_CONFIG": str(config),
         "PORT": str(port),
-        "MASTER_KEY": "fgw_benchbenchbenchbench",
+        "MASTER_KEY": FERROGW_KEY,
         "OPENAI_API_KEY": "sk-x",
         "OPENAI_BASE_URL": f"http://127.0.0.1:{upstream}",
         "RATE_LIMIT_RPS": "1000000",
@@ -232,7 +237,7 @@ def _ferrogw(name: str, upstream: int, folder: Path, store: dict[str, str]) -> G
         "GOMAXPROCS": "1",
     } | store
     process = Process(name, [str(_env("ferrogw", "ferrogw")), "serve"], env=environment, folder=folder, port=port)
-    target = Target(name, port, "gpt-4o", headers={"authorization": "Bearer fgw_benchbenchbenchbench"})
+    target = Target(name, port, "gpt-4o", headers={"authorization": f"Bearer {FERROGW_KEY}"})
     return Gateway(process, target)
 
 
@@ -292,11 +297,15 @@ def wait_ready(port: int, deadline_s: float = 60) -> None:
 
 
 def call_admin(port: int, method: str, path: str, body: object | None = None) -> dict[str, object]:
+    return call_json(port, method, f"/admin/v1/{path}", ADMIN_KEY, body)
+
+
+def call_json(port: int, method: str, path: str, key: str, body: object | None = None) -> dict[str, object]:
     request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/admin/v1/{path}",
+        f"http://127.0.0.1:{port}{path}",
         data=None if body is None else json.dumps(body).encode(),
         method=method,
-        headers={"authorization": f"Bearer {ADMIN_KEY}", "content-type": "application/json"},
+        headers={"authorization": f"Bearer {key}", "content-type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=30) as response:
         answer: dict[str, object] = json.load(response)
