@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -109,15 +109,23 @@ async def create_budget(
 
 
 async def list_budgets(
-    connection: AsyncConnection, after: int | None = None, limit: int | None = None, *, ended: bool = False
+    connection: AsyncConnection,
+    after: int | None = None,
+    limit: int | None = None,
+    *,
+    ended: bool = False,
+    scope_ids: Collection[str] | None = None,
 ) -> list[BudgetRow]:
-    """Budgets by id, from behind `after`; those that have ended only when asked for."""
+    """Budgets by id, from behind `after`; those that have ended only when asked for, and those over `scope_ids` alone where
+    some are named."""
     table = tables.budgets
     query = select(table).order_by(table.c.id)
     if after is not None:
         query = query.where(table.c.id > after)
     if not ended:
         query = query.where(table.c.ended_at_us.is_(None))
+    if scope_ids is not None:
+        query = query.where(table.c.scope_id.in_(sorted(scope_ids)))
     if limit is not None:
         query = query.limit(limit)
     return [_row(row) for row in await connection.execute(query)]

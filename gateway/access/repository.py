@@ -67,6 +67,11 @@ async def list_keys(
     return [_key(row) for row in await connection.execute(query)]
 
 
+async def key_ids(connection: AsyncConnection, team_id: str) -> list[str]:
+    """Every key of a team, the ended ones too."""
+    return list(await connection.scalars(sa.select(api_keys.c.id).where(api_keys.c.team_id == team_id)))
+
+
 async def load_identities(
     connection: AsyncConnection, teams: Mapping[str, TeamRow], *, since_version: int | None
 ) -> dict[bytes, Identity]:

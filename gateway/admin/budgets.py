@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from litestar import Controller, get, post
-from litestar.params import FromPath, FromQuery, JSONBody
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
@@ -14,7 +14,7 @@ from billing.budgets import BudgetRow, create_budget, end_budget, get_budget, li
 from billing.money import INT64_MAX, NANO, format_scaled
 from billing.teams import get_team
 from billing.times import now_us
-from gateway.access.repository import get_key
+from gateway.access.repository import get_key, key_ids
 from gateway.admin.failures import invalid, missing
 from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, after_id, cut
 from gateway.admin.services import CatalogWrite, Injected, Rooms
@@ -90,11 +90,17 @@ class BudgetsController(Controller):
 
     @get(summary="List budgets")
     async def index(
-        self, rooms: Injected, ended: FromQuery[bool] = False, cursor: Cursor = None, limit: Limit = DEFAULT_LIMIT
+        self,
+        rooms: Injected,
+        ended: FromQuery[bool] = False,
+        team_id: Annotated[str | None, QueryParameter(max_length=200)] = None,
+        cursor: Cursor = None,
+        limit: Limit = DEFAULT_LIMIT,
     ) -> BudgetPage:
         after = after_id(cursor)
         async with rooms.read() as connection:
-            rows = await list_budgets(connection, after, limit + 1, ended=ended)
+            own = None if team_id is None else [team_id, *await key_ids(connection, team_id)]
+            rows = await list_budgets(connection, after, limit + 1, ended=ended, scope_ids=own)
         page, next_cursor = cut(rows, limit, lambda row: row.id)
         return BudgetPage(await _states(rooms, page), next_cursor)
 

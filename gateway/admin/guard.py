@@ -7,6 +7,7 @@ All of it hangs on the router, not on the routes, so that a new route is closed 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
 from litestar import Request
@@ -16,8 +17,10 @@ from litestar.handlers.base import BaseRouteHandler
 from litestar.types import Guard
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.budgets import get_budget
 from billing.database import reading
 from billing.errors import InvalidQuery
+from billing.money import INT64_MAX
 from billing.reads import parse_request_id, usage_row
 from billing.times import now_us
 from gateway import errors
@@ -94,10 +97,10 @@ async def _hold_to_team(connection: Connection, services: AdminServices, rule: R
             if asked is not None and asked != team_id:
                 message = f"team_id: this token is one team's; the only one it can name is {team_id}"
                 raise errors.forbidden(message, code="team_not_allowed", param="team_id")
-        case "key" | "request":
+        case "key" | "request" | "budget":
             named = str(connection.path_params.get(f"{rule.team}_id"))
             async with reading(services.database) as books:
-                owner = await (_keys_team if rule.team == "key" else _requests_team)(books, named)
+                owner = await _OWNER[rule.team](books, named)
             if owner != team_id:
                 raise missing(rule.team, named[:100])
         case _:
@@ -125,6 +128,22 @@ async def _requests_team(books: AsyncConnection, request_id: str) -> str | None:
     except InvalidQuery:
         return None
     return None if row is None else row.team_id
+
+
+async def _budgets_team(books: AsyncConnection, budget_id: str) -> str | None:
+    """The team that a budget is over, itself or one of its keys; nobody's where it is over everything."""
+    number = int(budget_id)
+    row = await get_budget(books, number) if 0 <= number <= INT64_MAX else None
+    if row is None or row.scope_id is None or row.scope == "team":
+        return None if row is None else row.scope_id
+    return await _keys_team(books, row.scope_id)
+
+
+_OWNER: Final[dict[str, Callable[[AsyncConnection, str], Awaitable[str | None]]]] = {
+    "key": _keys_team,
+    "request": _requests_team,
+    "budget": _budgets_team,
+}
 
 
 async def acting_of(request: Request[Any, Any, Any], services: AdminServices) -> Acting:

@@ -4,7 +4,7 @@ owner        everything, tokens included
 billing      reads everything; prices, rates, terms, budgets, wallets, corrections, statements
 operator     reads everything; teams, keys, budgets
 viewer       reads everything, changes nothing
-team_admin   one team: its keys, and what it used and was charged; neither our cost nor our margin
+team_admin   one team: its keys, its budgets, and what it used and was charged; neither our cost nor our margin
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Principal:
 ROOT: Final = Principal("admin", Role.OWNER)
 """Whoever holds the admin key."""
 
-TeamFrom = Literal["path", "query", "body", "key", "request", "projects", "none"]
-"""Where a route says whose it is: `team_id` in the path, the query or the body; the key or the request that the path names;
+TeamFrom = Literal["path", "query", "body", "key", "request", "budget", "projects", "none"]
+"""Where a route says whose it is: `team_id` in the path, the query or the body; the key, the request or the budget that the path names;
 `project_ids` in the query; `none` where nothing of any team can be seen."""
 
 
@@ -102,9 +102,9 @@ RULES: Final[Mapping[str, Rule]] = {
     "POST /admin/v1/terms": _BILLING,
     "GET /admin/v1/sell-prices": _READ,
     "POST /admin/v1/sell-prices": _BILLING,
-    "GET /admin/v1/budgets": _READ,
+    "GET /admin/v1/budgets": _read("query"),
     "POST /admin/v1/budgets": _BUDGETS,
-    "GET /admin/v1/budgets/{budget_id}": _READ,
+    "GET /admin/v1/budgets/{budget_id}": _read("budget"),
     "POST /admin/v1/budgets/{budget_id}/end": _BUDGETS,
     "GET /admin/v1/usage": _read("query"),
     "GET /admin/v1/usage/requests": _read("query"),

@@ -197,11 +197,14 @@ def budget_create(
 
 
 @budget.command("list")
+@click.option("--team", "team_id", help="Only those over this team and its keys.")
+@click.option("--ended", is_flag=True, help="Those that have ended too.")
 @admin_options
-def budget_list(url: str, as_json: bool) -> None:
+def budget_list(team_id: str | None, ended: bool, url: str, as_json: bool) -> None:
     """All budgets, with what is spent and reserved in their present periods."""
+    asked = given(team_id=team_id, ended="true" if ended else None)
     with AdminClient(url) as client:
-        print_rows(client.pages("/budgets"), BUDGET_COLUMNS, as_json)
+        print_rows(client.pages("/budgets", asked), BUDGET_COLUMNS, as_json)
 
 
 @budget.command("end")

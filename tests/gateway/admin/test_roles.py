@@ -33,6 +33,7 @@ class Team:
     id: str
     key: str
     request: str
+    budget: int
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -54,7 +55,10 @@ async def two_teams(gateway: Gateway, operator: Operator) -> tuple[Team, Team]:
             body = {"team_id": team, "policy": "fixed", "rate": "1", "base": "USD", "quote": "CNY"}
             await operator.post("/terms", {**body, "effective_from": "2026-01-01T00:00:00Z"})
         key = (await operator.post("/keys", {"team_id": team, "name": "ci"}))["id"]
-        found.append(Team(team, key, str(await serve(gateway, team, key=key))))
+        budget = {"scope": "team", "scope_id": team, "amount": "5", "currency": "CNY", "period": "month"}
+        over_team = (await operator.post("/budgets", budget))["id"]
+        await operator.post("/budgets", {**budget, "scope": "key", "scope_id": key})
+        found.append(Team(team, key, str(await serve(gateway, team, key=key)), over_team))
         await operator.post(f"/wallets/{team}/adjustments", {"amount": "7", "reason": "test"})
     return found[0], found[1]
 
@@ -73,7 +77,8 @@ def templates(app: litestar.Litestar) -> list[str]:
 def concrete(template: str, team: Team) -> tuple[str, str]:
     """The method and a path of that route which names this team's things."""
     method, _, path = template.partition(" ")
-    for name, value in (("team_id", team.id), ("key_id", team.key), ("request_id", team.request)):
+    named = {"team_id": team.id, "key_id": team.key, "request_id": team.request, "budget_id": str(team.budget)}
+    for name, value in named.items():
         path = path.replace(f"{{{name}}}", value)
     return method, re.sub(r"\{[^}]*\}", "1", path)
 
@@ -119,7 +124,7 @@ async def test_rule_29_a_team_admin_sees_nothing_of_another_team_by_path_query_o
             else:
                 assert answer.status_code in (403, 404), f"{method} {asked}: {answer.status_code} {answer.text}"
             words = answer.text.replace(mine.id, "")
-            if rule.team not in ("path", "key", "request"):  # those repeat the id that was asked for
+            if rule.team not in ("path", "key", "request", "budget"):  # those repeat the id that was asked for
                 for secret in (theirs.id, theirs.key, theirs.request):
                     assert secret not in words, f"{method} {asked}"
         if rule.team is not None:
@@ -139,6 +144,7 @@ async def test_what_another_team_owns_looks_like_what_nobody_owns(
         ("PATCH", "/keys/{}", theirs.key, "key_nobody"),
         ("POST", "/keys/{}/revoke", theirs.key, "key_nobody"),
         ("GET", "/usage/requests/{}", theirs.request, nobodys),
+        ("GET", "/budgets/{}", str(theirs.budget), "999"),
         ("GET", "/wallets/{}/entries", theirs.id, "team_nobody"),
     ):
         answers = []
@@ -176,6 +182,27 @@ async def test_a_team_admin_works_with_the_keys_of_their_team_and_reads_its_usag
     assert [(each["cost"], each["price_rows"]) for each in one["attempts"]] == [(None, [])]
     asked = {"team_id": mine.id, "negative_margin": "true"}
     assert (await client.get("/admin/v1/usage/requests", headers=headers, params=asked)).status_code == 422
+
+
+async def test_a_team_admin_reads_the_budgets_over_their_team_and_its_keys_and_no_others(
+    client: httpx.AsyncClient, gateway: Gateway, operator: Operator
+) -> None:
+    mine, theirs = await two_teams(gateway, operator)
+    everybody = {"scope": "all", "amount": "9", "currency": "CNY", "period": "day"}
+    over_all = (await operator.post("/budgets", everybody))["id"]
+    headers = bearer(await token_for(operator, Role.TEAM_ADMIN, mine.id))
+    listed = (await client.get("/admin/v1/budgets", headers=headers, params={"team_id": mine.id})).json()["data"]
+    assert [(each["scope"], each["scope_id"]) for each in listed] == [("team", mine.id), ("key", mine.key)]
+    for each in listed:
+        one = await client.get(f"/admin/v1/budgets/{each['id']}", headers=headers)
+        assert (one.status_code, one.json()) == (200, each)
+        assert (await client.post(f"/admin/v1/budgets/{each['id']}/end", headers=headers)).status_code == 403
+    everything = (await operator.get("/budgets"))["data"]
+    others = {each["id"] for each in everything} - {each["id"] for each in listed}
+    assert over_all in others and theirs.budget in others and len(others) == 3
+    for identifier in others:
+        assert (await client.get(f"/admin/v1/budgets/{identifier}", headers=headers)).status_code == 404
+    assert {each["id"] for each in (await operator.get("/budgets", team_id=theirs.id))["data"]} < others
 
 
 async def test_an_engine_s_time_and_what_an_hour_of_it_costs_are_our_cost_in_other_words(
