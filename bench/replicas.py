@@ -2,10 +2,11 @@
 
     python -m bench.replicas                 # ten minutes
     python -m bench.replicas --minutes 2 --replicas 3
+    python -m bench.replicas --pause 0.3 --settle 5     # beside other work
 
-Callers ask through the balancer without a pause. Each replica in turn leaves the balancer, is told to stop, drains, ships, starts
-again; after each round one is killed. At the end: no caller failed but those under way at a killed replica, each request
-has one row, the rows equal the provider's book (`tests/faults/gateway_law.py`), the budget equals the rows.
+Callers ask through the balancer, without a pause if none is named. Each replica in turn leaves the balancer, is told to stop,
+drains, ships, starts again; after each round one is killed. At the end: no caller failed but those under way at a killed
+replica, each request has one row, the rows equal the provider's book (`tests/faults/gateway_law.py`), the budget equals the rows.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--replicas", type=int, default=5)
     parser.add_argument("--callers", type=int, default=16)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds between a caller's answer and next question")
+    parser.add_argument(
+        "--settle", type=float, default=0.0, help="seconds from one replica's return to the next restart"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="metergate-replicas-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -48,7 +53,7 @@ def main() -> None:
         fleet.database.migrate()
         try:
             fleet.open()
-            report = measure(fleet, given.minutes * 60, given.callers)
+            report = measure(fleet, given.minutes * 60, given.callers, given.pause, given.settle)
             fleet.stop()
         finally:
             fleet.kill_everything()
@@ -60,12 +65,12 @@ def main() -> None:
     raise SystemExit(bool(report["violations"] or report["failed callers"] or report["budget against rows"]))
 
 
-def measure(fleet: Fleet, seconds: float, callers: int) -> dict[str, object]:
+def measure(fleet: Fleet, seconds: float, callers: int, pause_s: float, settle_s: float) -> dict[str, object]:
     begun_s = time.monotonic()
     deaths: list[Death] = []
     rounds = 0
     while time.monotonic() - begun_s < seconds:
-        deaths += asyncio.run(rolling(fleet, abreast=callers, rounds=1, deaths=1))
+        deaths += asyncio.run(rolling(fleet, abreast=callers, rounds=1, deaths=1, pause_s=pause_s, settle_s=settle_s))
         rounds += 1
         print(f"round {rounds}: {len(fleet.served)} callers, {len(fleet.failed(deaths))} failed", flush=True)
     lasted_s = time.monotonic() - begun_s
@@ -80,6 +85,7 @@ def measure(fleet: Fleet, seconds: float, callers: int) -> dict[str, object]:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "replicas": len(fleet.replicas),
         "callers abreast": callers,
+        "seconds between a caller's questions": pause_s,
         "seconds": round(lasted_s, 1),
         "rolling restarts": rounds * len(fleet.replicas),
         "killed": len(deaths),

@@ -111,8 +111,11 @@ class Fleet(Stage):
         self.callers.port = self.balancer.port
         eventually(lambda: self.balancer.up() == len(self.replicas), "the balancer sees every replica", 30.0)
 
-    async def traffic(self, abreast: int, until: Callable[[], bool]) -> None:
-        """`abreast` callers, each asking again and again: whole answers and streams that last a moment, nobody leaving."""
+    async def traffic(self, abreast: int, until: Callable[[], bool], pause_s: float = 0.0) -> None:
+        """`abreast` callers, each asking again and again: whole answers and streams that last a moment, nobody leaving.
+
+        Each rests for `pause_s` on average between an answer and its next question.
+        """
 
         async def caller() -> None:
             while not until():
@@ -121,6 +124,7 @@ class Fleet(Stage):
                 begun_s = time.monotonic()
                 heard = await self.callers.ask(wish, 60.0)
                 self.served.append(Served(begun_s, time.monotonic(), heard))
+                await asyncio.sleep(self.dice.uniform(0, 2 * pause_s))
 
         await asyncio.gather(*(caller() for _ in range(abreast)))
 
@@ -192,10 +196,15 @@ class Fleet(Stage):
             self.balancer.stop()
 
 
-async def rolling(fleet: Fleet, *, abreast: int, rounds: int, deaths: int) -> list[Death]:
-    """Under traffic: each replica restarted in turn, `rounds` times, and `deaths` of them killed in between."""
+async def rolling(
+    fleet: Fleet, *, abreast: int, rounds: int, deaths: int, pause_s: float = 0.0, settle_s: float = 0.0
+) -> list[Death]:
+    """Under traffic: each replica restarted in turn, `rounds` times, and `deaths` of them killed in between.
+
+    Callers rest for `pause_s` between questions; each replica that is back serves for `settle_s` before the next one goes.
+    """
     over = False
-    traffic = asyncio.create_task(fleet.traffic(abreast, lambda: over))
+    traffic = asyncio.create_task(fleet.traffic(abreast, lambda: over, pause_s))
     died: list[Death] = []
     victims = itertools.cycle(reversed(range(len(fleet.replicas))))
     try:
@@ -203,6 +212,7 @@ async def rolling(fleet: Fleet, *, abreast: int, rounds: int, deaths: int) -> li
             await asyncio.to_thread(fleet.restart, at % len(fleet.replicas))
             if len(died) < deaths:
                 died.append(await asyncio.to_thread(fleet.kill, next(victims)))
+            await asyncio.sleep(settle_s)
     finally:
         over = True
         await traffic
