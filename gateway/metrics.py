@@ -121,6 +121,7 @@ class Metrics:
         self.recorder_rows = self._counter("recorder_rows", "Usage rows inserted.")
         self.recorder_duplicates = self._counter("recorder_duplicates", "Rows that were there already (a replay).")
         self.recorder_failures = self._counter("recorder_failures", "Writes that have to be tried again.", "reason")
+        self.recorder_restarts = self._counter("recorder_restarts", "Recorder processes that died or hung.")
         self.dead_letters = self._counter("dead_letters", "Records set aside because they cannot become a row.")
         self.adopted = self._counter("journals_adopted", "Journals of dead processes taken over.")
         self.corrected = self._counter("lost_corrected", "Lost rows corrected by an outcome that turned up later.")

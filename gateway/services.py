@@ -106,6 +106,8 @@ class Services:
 
     def drain(self) -> None:
         """No longer ready, and new requests are refused; running ones go on."""
+        if not self.draining:
+            logger.info("asked to stop; %d requests are under way", len(self.watch.running))
         self.draining = True
 
     async def stop(self) -> None:
@@ -125,13 +127,17 @@ class Services:
         await self.reconciliation.stop()
         await self.admission.stop()
         await asyncio.to_thread(self.journal.stop)
-        await self.recorder.stop()
+        shipped = await self.recorder.stop()
         await self.wallets.stop()
         await self.rates.stop()
         await self.thresholds.stop()
         await self.webhooks.stop()
         await self.catalog.stop()
         await self.database.dispose()
+        if shipped:
+            logger.info("stopped; everything is in the database")
+        else:
+            logger.warning("stopped; what %s has not shipped is shipped by the next start", self.journal.folder)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs `work` to its end whatever happens to its request; `stop` waits for it."""
@@ -188,7 +194,7 @@ def _recorder_process(journal: Journal, folder: Path, settings: Settings, metric
         telemetry.share,
     )
     return RecorderProcess(
-        journal, folder, settings.database_url, settings.journal, metrics.others, target or None, settings.log_format
+        journal, folder, settings.database_url, settings.journal, metrics, target or None, settings.log_format
     )
 
 

@@ -37,9 +37,10 @@ class Finish(Struct, frozen=True, tag=True):
 
 
 class News(Struct, frozen=True, tag=True):
-    """To the gateway. `finished` is set in the last one: whether everything was shipped."""
+    """To the gateway. `progress` is None before the recorder's first look. `finished` is set in the last one: whether everything
+    was shipped."""
 
-    progress: Progress
+    progress: Progress | None
     report: Report
     finished: bool | None = None
 

@@ -1,4 +1,5 @@
-"""The gateway's side of its recorder: a process of its own that is started, listened to, started again when it dies, and ended.
+"""The gateway's side of its recorder: a process of its own that is started, listened to, started again when it dies or falls
+silent, and ended.
 
 Everything that matters between the two is in the journal's files; the socket carries orders one way, progress and figures
 the other. Why a process, and what it costs: docs/decisions/0006-recorder-process.md.
@@ -22,7 +23,7 @@ from gateway.metering.link import Ask, Finish, Job, News, read_news
 from gateway.metering.position import read_position
 from gateway.metering.progress import Progress
 from gateway.metering.segments import is_given_up, process_folders
-from gateway.metrics_sum import MetricsSum
+from gateway.metrics import Metrics
 from gateway.process_link import Link, open_link
 from gateway.settings import JournalSettings
 from gateway.telemetry.target import Target
@@ -34,6 +35,12 @@ DRAIN_S: Final = 10.0
 END_S: Final = 5.0
 """So long after its drain a recorder may take to end; then it is killed, and whoever starts next ships the rest."""
 ANSWER_S: Final = 0.5
+BEAT_S: Final = 5.0
+SILENT_BEATS: Final = 6
+"""So many beats without a word, and it counts as hung and is replaced. They are our own beats, not the clock's: where the whole
+machine stood still, both have missed the same ones."""
+START_BEATS: Final = 24
+"""Before its first word: an interpreter starts slowly on a machine that is busy."""
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_LAST_S: Final = 10.0
 STEADY_S: Final = 60.0
@@ -62,22 +69,26 @@ class RecorderProcess:
         root: Path,
         database_url: str,
         settings: JournalSettings,
-        figures: MetricsSum,
+        metrics: Metrics,
         telemetry: Target | None = None,
         log_format: logs.Format = "text",
+        beat_s: float = BEAT_S,
     ) -> None:
-        """What the recorder counts is added to `figures`; `telemetry` is where it tells of new rows."""
+        """What the recorder counts is added to `metrics`; `telemetry` is where it tells of new rows. It has to answer once in
+        `SILENT_BEATS` times `beat_s`."""
         self._journal = journal
         self._job = Job(
             str(root), str(journal.folder), database_url, settings, logging.root.level, log_format, telemetry
         )
-        self._figures = figures
+        self._metrics = metrics
+        self._beat_s = beat_s
         self._task: asyncio.Task[None] | None = None
         self._process: Process | None = None
         self._link: Link[News] | None = None
         self._heard = asyncio.Event()
         self._drain_s: float | None = None
         self._finished = False
+        self._spoke = False
         self.progress = Progress(inheriting=_others_left(root, journal.folder), current_at_s=time.monotonic())
         self.restarts = 0
 
@@ -141,6 +152,7 @@ class RecorderProcess:
             await asyncio.sleep(backoff_s)
             backoff_s = min(backoff_s * 2, BACKOFF_LAST_S)
             self.restarts += 1
+            self._metrics.recorder_restarts.inc()
 
     async def _run_once(self) -> int:
         """One life of the process: its exit status."""
@@ -154,6 +166,7 @@ class RecorderProcess:
             ours.close()
             raise
         link = await open_link(ours, read_news)
+        beating = asyncio.create_task(self._beat(process, link), name="recorder's heartbeat")
         try:
             link.send(self._job)
             self._link = link
@@ -163,6 +176,7 @@ class RecorderProcess:
                 self._hear(news)
             return await process.wait()
         finally:
+            beating.cancel()
             self._link = None
             link.close()
             if process.returncode is None:
@@ -171,9 +185,27 @@ class RecorderProcess:
                 await process.wait()
             self._process = None
 
+    async def _beat(self, process: Process, link: Link[News]) -> None:
+        """Ends a recorder that runs and does nothing: stopped by a debugger, or hung. Its transaction is rolled back, and the
+        next one reads on from the last position that it stored."""
+        silent, patience = 0, START_BEATS
+        while silent < patience:
+            self._spoke = False
+            await asyncio.sleep(self._beat_s)
+            if self._spoke:
+                silent, patience = 0, SILENT_BEATS
+            else:
+                silent += 1
+                link.send(Ask())
+        log.error("the recorder has not answered for %g s; replacing it", silent * self._beat_s)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
     def _hear(self, news: News) -> None:
-        self.progress = news.progress
-        self._figures.add(SOURCE, news.report)
+        self._spoke = True
+        if news.progress is not None:
+            self.progress = news.progress
+        self._metrics.others.add(SOURCE, news.report)
         if news.finished is not None:
             self._finished = news.finished
         self._heard.set()

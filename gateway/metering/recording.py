@@ -46,12 +46,15 @@ class _Told:
     def __init__(self, link: Link[Order], reporter: Reporter) -> None:
         self._link = link
         self._reporter = reporter
-        self._progress = Progress()
-        self._told = Progress()
+        self._progress: Progress | None = None
+        self._told: Progress | None = None
         self._told_at_s = 0.0
 
     def progress(self, progress: Progress) -> None:
         told, self._progress = self._told, progress
+        if told is None:
+            self.tell()
+            return
         late = time.monotonic() - self._told_at_s > NEWS_S
         moved = (progress.segment, progress.offset) != (told.segment, told.offset)
         if progress.inheriting != told.inheriting or (late and (moved or progress.current_at_s != told.current_at_s)):

@@ -48,7 +48,7 @@ def journal(tmp_path: Path) -> Journal:
 
 @pytest.fixture
 async def recorder(journal: Journal, sqlite_url: str) -> AsyncIterator[RecorderProcess]:
-    recorder = RecorderProcess(journal, journal.folder.parent, sqlite_url, JournalSettings(), Metrics().others)
+    recorder = RecorderProcess(journal, journal.folder.parent, sqlite_url, JournalSettings(), Metrics())
     recorder.start()
     yield recorder
     journal.stop()
@@ -77,9 +77,51 @@ async def test_a_killed_recorder_comes_back_and_every_request_is_one_row(
     assert read_position(journal.folder).complete_us is not None
 
 
+async def test_a_recorder_that_stands_still_in_the_midst_is_replaced_and_nothing_is_doubled(
+    journal: Journal, sqlite_url: str
+) -> None:
+    """Stopped wherever it is (it may hold a transaction), it comes back to life when its successor has long gone on."""
+    metrics = Metrics()
+    recorder = RecorderProcess(journal, journal.folder.parent, sqlite_url, JournalSettings(), metrics, beat_s=0.3)
+    recorder.start()
+    for round_ in range(2):
+        answer(journal, 1)
+        await until(lambda: lag(journal, recorder.progress).unshipped_bytes == 0, "one is running")
+        hung = recorder.pid
+        assert hung is not None
+        answer(journal, 200)
+        os.kill(hung, signal.SIGSTOP)
+        answer(journal, 1)
+        await until(lambda: recorder.restarts > round_ and recorder.pid not in (None, hung), "it is replaced")  # noqa: B023
+        assert not alive(hung)
+    assert metrics.recorder_restarts._value.get() == recorder.restarts >= 2
+    journal.stop()
+    assert await recorder.stop()
+    database = BooksDatabase(sqlite_url)
+    assert await asyncio.to_thread(database.count, "usage", "status = 'completed'") == 2 * 202
+    assert await asyncio.to_thread(database.count, "usage") == 2 * 202
+
+
+async def test_a_recorder_whose_database_is_away_is_not_taken_for_hung(journal: Journal) -> None:
+    recorder = RecorderProcess(
+        journal, journal.folder.parent, "postgresql://nobody@127.0.0.1:9/none", JournalSettings(), Metrics(), beat_s=0.3
+    )
+    begun_s = time.monotonic()
+    recorder.start()
+    answer(journal, 3)
+    await until(lambda: recorder.pid is not None, "it runs")
+    while (waited_s := lag(journal, recorder.progress).seconds) < 4.0:
+        await recorder.refresh()
+        assert waited_s <= time.monotonic() - begun_s + 1.0, "asked before its first look it makes no figure up"
+        await asyncio.sleep(0.05)
+    assert recorder.restarts == 0
+    journal.stop()
+    assert not await recorder.stop(0.0)
+
+
 async def test_what_it_counts_is_in_the_gateways_metrics_and_outlives_it(journal: Journal, sqlite_url: str) -> None:
     metrics = Metrics()
-    recorder = RecorderProcess(journal, journal.folder.parent, sqlite_url, JournalSettings(), metrics.others)
+    recorder = RecorderProcess(journal, journal.folder.parent, sqlite_url, JournalSettings(), metrics)
     recorder.start()
     answer(journal, 7)
 
@@ -106,7 +148,7 @@ async def test_without_dead_journals_nobody_waits_for_it_to_look(journal: Journa
     beside = Journal(journal.folder.parent, JournalSettings())
     beside.open(opened())
     beside.stop()
-    heir = RecorderProcess(journal, journal.folder.parent, "sqlite://", JournalSettings(), Metrics().others)
+    heir = RecorderProcess(journal, journal.folder.parent, "sqlite://", JournalSettings(), Metrics())
     assert heir.inheriting
 
 
@@ -120,7 +162,7 @@ from gateway.settings import JournalSettings
 
 async def main(root, url):
     journal = Journal(Path(root), JournalSettings())
-    recorder = RecorderProcess(journal, Path(root), url, JournalSettings(), Metrics().others)
+    recorder = RecorderProcess(journal, Path(root), url, JournalSettings(), Metrics())
     recorder.start()
     while recorder.pid is None:
         await asyncio.sleep(0.01)
