@@ -43,7 +43,7 @@ RunnerFactory = Callable[[EngineConfig, Callable[[str], None]], Runner]
 
 
 class Channel:
-    """The core's end of the socketpair: non-blocking reads by one thread, blocking writes by any."""
+    """The core's end of the socketpair: non-blocking reads by one thread, blocking writes by any; any may wake the reader."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -51,19 +51,35 @@ class Channel:
         self._buffer = FrameBuffer(bytearray())
         self._decoder = msgspec.msgpack.Decoder(ToCore)
         self._poll = select.poll()
-        self._poll.register(connection, select.POLLIN)
+        self._bell, self._ringer = socket.socketpair()
+        self._ringer.setblocking(False)
+        for end in (connection, self._bell):
+            self._poll.register(end, select.POLLIN)
 
     def receive(self, wait_s: float | None) -> list[ToCore]:
-        """Whatever has arrived, waiting at most `wait_s` (None: for ever) for the first of it. EOFError at the end."""
+        """Whatever has arrived, waiting at most `wait_s` (None: for ever) for the first of it, or for `wake`. EOFError at the
+        end."""
         messages: list[ToCore] = []
         timeout_ms = None if wait_s is None else wait_s * 1_000
-        while self._poll.poll(timeout_ms):
-            data = self._connection.recv(1 << 20)
-            if not data:
-                raise EOFError
-            messages += [self._decoder.decode(body) for body in self._buffer.feed(data)]
-            timeout_ms = 0 if messages else timeout_ms
+        while ready := dict(self._poll.poll(timeout_ms)):
+            if self._connection.fileno() in ready:
+                data = self._connection.recv(1 << 20)
+                if not data:
+                    raise EOFError
+                messages += [self._decoder.decode(body) for body in self._buffer.feed(data)]
+            if woken := self._bell.fileno() in ready:
+                self._bell.recv(1 << 10)
+            timeout_ms = 0 if messages or woken else timeout_ms
         return messages
+
+    def close(self) -> None:
+        for end in (self._bell, self._ringer):
+            end.close()
+
+    def wake(self) -> None:
+        """Ends a `receive` that waits. A full bell rings already."""
+        with contextlib.suppress(BlockingIOError):
+            self._ringer.send(b"!")
 
     def send(self, message: msgspec.Struct) -> None:
         data = frame(message)
@@ -79,7 +95,10 @@ def run(channel: Channel, make_runner: RunnerFactory) -> int:
     try:
         runner = make_runner(start.config, lambda text: channel.send(Progress(text)))
         core = EngineCore(
-            start.config, runner, adapt_steps=_on_cpu(start.config), grammars=_grammars(start.config, runner)
+            start.config,
+            runner,
+            adapt_steps=_on_cpu(start.config),
+            grammars=_grammars(start.config, runner, channel.wake),
         )
     except EngineError as error:
         channel.send(Failed(str(error)))
@@ -118,7 +137,7 @@ def _serve(channel: Channel, core: EngineCore, pulse: Pulse) -> None:
             checked = True
 
 
-def _grammars(config: EngineConfig, runner: Runner) -> GrammarCompiler | None:
+def _grammars(config: EngineConfig, runner: Runner, compiled: Callable[[], None]) -> GrammarCompiler | None:
     """None where llguidance is not installed; the HTTP process then refuses structured output."""
     try:
         from .grammars import GrammarCompiler
@@ -130,7 +149,7 @@ def _grammars(config: EngineConfig, runner: Runner) -> GrammarCompiler | None:
 
         return load_tokenizer(resolve_model(config.model))
 
-    return GrammarCompiler(load, runner.vocab_size)
+    return GrammarCompiler(load, runner.vocab_size, compiled)
 
 
 def _on_cpu(config: EngineConfig) -> bool:
@@ -157,8 +176,12 @@ def main(make_runner: RunnerFactory = load_model_runner) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="core: %(levelname)s %(message)s")
-    with socket.socket(fileno=arguments.channel) as connection, contextlib.suppress(EOFError, BrokenPipeError):
-        return run(Channel(connection), make_runner)
+    with (
+        contextlib.suppress(EOFError, BrokenPipeError),
+        socket.socket(fileno=arguments.channel) as connection,
+        contextlib.closing(Channel(connection)) as channel,
+    ):
+        return run(channel, make_runner)
     return 0
 
 

@@ -24,7 +24,7 @@ from .token_logprobs import TokenLogprobs
 
 if TYPE_CHECKING:
     from .adapters import Adapter
-    from .grammars import GrammarCompiler
+    from .grammars import Compilation, GrammarCompiler
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,15 @@ class News:
 
 
 _NOTHING = News([], [], [])
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A sequence that waits for its grammar, outside the scheduler."""
+
+    sequence: Sequence
+    message: AddSequence
+    compilation: Compilation
 
 
 class Runner(Protocol):
@@ -94,6 +103,7 @@ class EngineCore:
         )
         self._budget = StepBudget(config.max_num_batched_tokens, config.step_target_ms * 1_000 if adapt_steps else 0)
         self._grammars = grammars
+        self._held: dict[int, Held] = {}
         self._ended: list[Sequence] = []
         self._failed_in_a_row = 0
         self._steps = self._busy_us = self._execute_us = 0
@@ -101,8 +111,13 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Something to compute or to report."""
-        return self._scheduler.has_work or bool(self._ended)
+        """Something to compute or to report. A sequence whose grammar is still being compiled is neither."""
+        return self._scheduler.has_work or bool(self._ended) or any(held.compilation.done for held in self.held)
+
+    @property
+    def held(self) -> Seq[Held]:
+        """Sequences that wait for their grammars."""
+        return list(self._held.values())
 
     def handle(
         self, message: AddSequence | Abort | ResetPrefixCache | LoadAdapter | UnloadAdapter
@@ -123,6 +138,9 @@ class EngineCore:
 
         A runner that raises fails the sequences of that step alone; `MAX_FAILED_STEPS` in a row re-raise.
         """
+        for held in self.held:
+            if held.compilation.done:
+                self._release(held)
         began = time.perf_counter_ns()
         running = len(self._scheduler.running)
         if self._speculator is not None:
@@ -160,7 +178,7 @@ class EngineCore:
         scheduler, pool = self._scheduler, self._pool
         return Stats(
             running=len(scheduler.running),
-            waiting=scheduler.waiting_count,
+            waiting=scheduler.waiting_count + len(self._held),
             free_blocks=pool.free_count,
             num_blocks=pool.count,
             steps=self._steps,
@@ -193,9 +211,17 @@ class EngineCore:
         if message.adapter is not None and adapter is None:
             self._refuse(sequence, f"The adapter {message.adapter} was unloaded.")
             return
-        if message.params.grammar is not None and (reason := self._attach_grammar(sequence, message.params.grammar)):
-            self._refuse(sequence, reason)
+        if message.params.grammar is None:
+            self._schedule(sequence, message)
             return
+        if self._grammars is None:
+            self._refuse(sequence, "Structured output needs the package llguidance in the engine's process.")
+            return
+        held = self._held[sequence.id] = Held(sequence, message, self._grammars.begin(message.params.grammar))
+        if held.compilation.done:
+            self._release(held)
+
+    def _schedule(self, sequence: Sequence, message: AddSequence) -> None:
         self._prompt_tokens += len(message.prompt)
         self._scheduler.add(sequence, priority=message.priority, leader=message.leader)
 
@@ -215,23 +241,33 @@ class EngineCore:
             return str(error)
         adapter = self._runner.adapters[message.name]
         users = self._scheduler.count_users(adapter.slot)
+        users += sum(1 for held in self.held if held.sequence.adapter == adapter.slot)
         if users:
             return f"adapter {message.name} serves {users} sequences: unload it when they have ended"
         self._runner.unload_adapter(message.name)
         return None
 
-    def _attach_grammar(self, sequence: Sequence, grammar: str) -> str | None:
-        """None, or why this request, and no other, cannot be served."""
+    def _release(self, held: Held) -> None:
+        """Its grammar is compiled, or is none: then this request, and no other, ends."""
+        sequence = held.sequence
+        del self._held[sequence.id]
         try:
-            assert self._grammars is not None, "there is no compiler"
-            sequence.grammar = self._grammars.compile(grammar)
+            sequence.grammar = held.compilation.grammar()
+            broken = sequence.grammar.error
         except Exception as error:  # whatever the tokenizer's files or the library raise
             log.exception("a grammar does not compile")
-            return f"The grammar cannot be compiled: {error}"
-        return f"The grammar cannot be compiled: {broken}" if (broken := sequence.grammar.error) else None
+            broken = str(error)
+        if broken:
+            self._refuse(sequence, f"The grammar cannot be compiled: {broken}")
+        else:
+            self._schedule(sequence, held.message)
 
     def _abort(self, message: Abort) -> None:
         """Ends the sequence between two steps. One that has ended already has been reported: nothing to do."""
+        if (held := self._held.pop(message.id, None)) is not None:
+            held.sequence.finish_reason = FinishReason.ABORT
+            self._ended.append(held.sequence)
+            return
         sequence = self._scheduler.find(message.id)
         if sequence is not None:
             self._scheduler.finish(sequence, FinishReason.ABORT, keep=message.keep)

@@ -2,12 +2,16 @@
 
 The automaton is llguidance's (https://github.com/guidance-ai/llguidance); its grammars travel as its own JSON text. A grammar
 goes on by the tokens that were drawn and depends on nothing else: chunks, preemption and neighbours change nothing about it.
+Compiling takes milliseconds, or a second for a large schema: threads do it while the core steps on (llguidance lets the
+interpreter go meanwhile).
 """
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import llguidance
 import llguidance.numpy
@@ -17,6 +21,8 @@ from .tokenizer import Tokenizer
 
 KEPT_GRAMMARS = 64
 """Compiled and at hand for the next request that brings the same text."""
+COMPILERS = 2
+"""Threads: a large grammar does not hold up a small one."""
 
 
 class Grammar:
@@ -42,26 +48,57 @@ class Grammar:
         return self.matcher.validate_tokens(list(tokens))
 
 
+class Compilation:
+    """A grammar on its way, or there; any number of sequences wait for one."""
+
+    def __init__(self, matcher: Future[llguidance.LLMatcher]) -> None:
+        self._matcher = matcher
+
+    @property
+    def done(self) -> bool:
+        return self._matcher.done()
+
+    @property
+    def failed(self) -> bool:
+        """It raised, which a later try need not."""
+        return self.done and self._matcher.exception() is not None
+
+    def grammar(self) -> Grammar:
+        """A place at its beginning, waiting until it is compiled. Raises what compiling raised; what the library found wrong
+        is in `Grammar.error`."""
+        return Grammar(self._matcher.result().deep_copy())
+
+
 class GrammarCompiler:
-    """For one model. `load_tokenizer` is called when the first grammar comes."""
+    """For one model. `load_tokenizer` is called when the first grammar comes; `compiled` by a thread whenever one is done."""
 
-    def __init__(self, load_tokenizer: Callable[[], Tokenizer], vocab_size: int) -> None:
-        self._load_tokenizer, self._vocab_size = load_tokenizer, vocab_size
+    def __init__(
+        self, load_tokenizer: Callable[[], Tokenizer], vocab_size: int, compiled: Callable[[], None] = lambda: None
+    ) -> None:
+        self._load_tokenizer, self._vocab_size, self._compiled = load_tokenizer, vocab_size, compiled
         self._tokenizer: llguidance.LLTokenizer | None = None
+        self._loading = threading.Lock()
+        self._threads = ThreadPoolExecutor(COMPILERS, thread_name_prefix="grammar")
         self._executor = llguidance.LLExecutor(num_threads=1)
-        self._fresh: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
+        self._begun: OrderedDict[str, Compilation] = OrderedDict()
 
-    def compile(self, grammar: str) -> Grammar:
-        """At the beginning of `grammar`, which the HTTP process has checked. What fails nevertheless is in `Grammar.error`."""
-        matcher = self._fresh.get(grammar)
-        if matcher is None:
+    def begin(self, grammar: str) -> Compilation:
+        """Of a text that the HTTP process has checked; one that was seen lately is done already. Called by one thread."""
+        found = self._begun.get(grammar)
+        if found is None or found.failed:
+            matcher = self._threads.submit(self._compile, grammar)
+            matcher.add_done_callback(lambda _: self._compiled())
+            found = self._begun[grammar] = Compilation(matcher)
+            if len(self._begun) > KEPT_GRAMMARS:
+                self._begun.popitem(last=False)
+        self._begun.move_to_end(grammar)
+        return found
+
+    def _compile(self, grammar: str) -> llguidance.LLMatcher:
+        with self._loading:
             if self._tokenizer is None:
                 self._tokenizer = grammar_tokenizer(self._load_tokenizer(), self._vocab_size)
-            matcher = self._fresh[grammar] = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
-            if len(self._fresh) > KEPT_GRAMMARS:
-                self._fresh.popitem(last=False)
-        self._fresh.move_to_end(grammar)
-        return Grammar(matcher.deep_copy())
+        return llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
 
     def masks(self, wanted: Sequence[tuple[Grammar, Sequence[int]]]) -> list[list[Mask]]:
         """For each grammar the mask of the next token, and one for the token after each of its drafts (which it allows)."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from local_engine.adapters import Adapter
 from local_engine.batch import ScheduledSequence, StepOutput
 from local_engine.config import BLOCK_SIZE, EngineConfig
 from local_engine.drawing import draw_step
+from local_engine.engine_core import EngineCore
+from local_engine.messages import Update
 
 from .tiny import VOCAB
 
@@ -63,6 +66,15 @@ class DiceRunner:
         tokens = [token for token in read if token is not None]
         assert len(tokens) == length, "a page was read before it was written"
         return tokens
+
+
+def drained(core: EngineCore) -> Iterator[Update]:
+    """Steps until nothing is left, waiting for grammars only where nothing else is to be done."""
+    while core.has_work or core.held:
+        if not core.has_work:
+            with contextlib.suppress(Exception):
+                core.held[0].compilation.grammar()
+        yield from core.step()
 
 
 def make_runner(config: EngineConfig, progress: Callable[[str], None]) -> DiceRunner:

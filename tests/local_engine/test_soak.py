@@ -21,7 +21,7 @@ from local_engine.sampling_params import SamplingParams
 from local_engine.sequence import FinishReason
 from local_engine.tokenizer import load_tokenizer
 
-from .dice import DiceRunner
+from .dice import DiceRunner, drained
 from .test_structured_output import BOUNDED, as_grammar
 from .tiny import END, VOCAB
 
@@ -58,10 +58,7 @@ def request(draw: random.Random, grammars: list[str]) -> tuple[list[int], Sampli
 def alone(folder: Path, prompt: list[int], params: SamplingParams) -> list[int]:
     core = EngineCore(EngineConfig("dice"), DiceRunner(64, MAX_LEN, memory=2), grammars=compiler(folder))
     core.handle(AddSequence(1, prompt, params, 0, b"", 0, None))
-    tokens: list[int] = []
-    while core.has_work:
-        tokens += [token for update in core.step() for token in update.tokens]
-    return tokens
+    return [token for update in drained(core) for token in update.tokens]
 
 
 def compiler(folder: Path) -> GrammarCompiler:
@@ -103,9 +100,8 @@ def test_rule_37_a_soak_of_everything_gives_back_every_page(tiny_folder: Path) -
                 take(update)
         if number == REQUESTS // 10:
             memory_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    while core.has_work:
-        for update in core.step():
-            take(update)
+    for update in drained(core):
+        take(update)
     core.check_integrity()
     stats = core.stats()
     assert ends.keys() == asked.keys()

@@ -21,7 +21,7 @@ from local_engine.sampling_params import SamplingParams
 from local_engine.speculation import NgramIndex, Speculator
 from local_engine.tokenizer import load_tokenizer
 
-from .dice import DiceRunner
+from .dice import DiceRunner, drained
 from .test_structured_output import as_grammar
 from .tiny import END, VOCAB
 
@@ -41,9 +41,8 @@ def run(
     updates: dict[int, list[Update]] = {number: [] for number in range(len(work))}
     for number, (prompt, params) in enumerate(work):
         core.handle(AddSequence(number, prompt, params, 0, b"", 0, None))
-    while core.has_work:
-        for update in core.step():
-            updates[update.id].append(update)
+    for update in drained(core):
+        updates[update.id].append(update)
     core.check_integrity()
     assert core.stats().free_blocks == blocks
     return updates, core.stats(), runner.steps

@@ -24,7 +24,7 @@ from local_engine.server.requests import ChatRequest, parse
 from local_engine.server.structure import grammar_of
 from local_engine.tokenizer import load_tokenizer
 
-from .dice import DiceRunner
+from .dice import DiceRunner, drained
 from .tiny import END, EXTRA_END, VOCAB
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -83,11 +83,10 @@ def run(folder: Path, work: list[SamplingParams], blocks: int = 64, **config: An
     answers = [Answer([]) for _ in work]
     for number, params in enumerate(work):
         core.handle(AddSequence(number, [number % 7, 65, *([66] * (number % 40))], params, 0, b"", 0, None))
-    while core.has_work:
-        for update in core.step():
-            answer = answers[update.id]
-            answer.tokens += update.tokens
-            answer.reason, answer.stop_token, answer.error = update.finish_reason, update.stop_token, update.error
+    for update in drained(core):
+        answer = answers[update.id]
+        answer.tokens += update.tokens
+        answer.reason, answer.stop_token, answer.error = update.finish_reason, update.stop_token, update.error
     core.check_integrity()
     return answers
 
@@ -120,7 +119,7 @@ def test_two_hundred_answers_validate_or_are_a_valid_prefix(tiny_folder: Path) -
             jsonschema.validate(json.loads(answer.text), schema)
         else:
             assert answer.reason is FinishReason.LENGTH and schema in OPEN
-            grammar = compiler.compile(asked.grammar or "")
+            grammar = compiler.begin(asked.grammar or "").grammar()
             assert grammar.allowed(answer.tokens) == len(answer.tokens)
     assert stopped >= 100
 
@@ -172,7 +171,7 @@ def test_a_grammar_that_does_not_compile_fails_its_request_alone(tiny_folder: Pa
 
 def test_the_mask_of_a_draft_is_the_mask_after_it(tiny_folder: Path) -> None:
     compiler = GrammarCompiler(lambda: load_tokenizer(tiny_folder), VOCAB)
-    grammar = compiler.compile(as_grammar(guided_choice=["abc", "axe"]))
+    grammar = compiler.begin(as_grammar(guided_choice=["abc", "axe"])).grammar()
     assert grammar.allowed(list(b"axe")) == 3 and grammar.allowed(list(b"abd")) == 2
     (masks,) = compiler.masks([(grammar, list(b"ax"))])
     assert [[token for token in range(VOCAB) if mask[token // 32] >> (token % 32) & 1] for mask in masks] == [
