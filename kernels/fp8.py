@@ -5,11 +5,21 @@ Source: https://arxiv.org/abs/2209.05433. e4m3fn has no infinity: what lies abov
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 FP8_LARGEST = 448.0
 FP8_BLOCK = 128
 """Rows and columns that share a scale in block-wise weights; columns in group-wise activations (DeepSeek-V3's sizes)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheScales:
+    """Of one layer's cache in fp8, which holds round(key / scale) and round(value / scale): float32 [kv_heads] each."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
 
 
 def to_fp8(x: torch.Tensor, scale: torch.Tensor | float) -> torch.Tensor:

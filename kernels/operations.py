@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from .batch import StepLayout
+from .fp8 import CacheScales
 from .paged_attention import paged_attention_reference
 from .quantised_weight import Weight
 from .rms_norm import rms_norm_reference
@@ -33,13 +34,14 @@ class Matrix(Protocol):
 class Attention:
     """What a layer's attention is beside its caches: scores are cap(q · k * scale), cap(s) = c tanh(s / c).
 
-    `window`: keys that a token sees, itself included; None: all. `softcap`: c; None: no cap.
+    `window`: keys that a token sees, itself included; None: all. `softcap`: c; None: no cap. `scales`: of caches in fp8.
     """
 
     heads: int
     scale: float
     window: int | None = None
     softcap: float | None = None
+    scales: CacheScales | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Operations(Protocol):
     """Type of the activations."""
     held: set[str]
     """How the matrices packed so far are held, for the start-up line."""
+    cache_types: Sequence[torch.dtype]
+    """In which the caches of keys and values may be."""
 
     def buffer(self, width: int) -> torch.Tensor:
         """Activations [capacity, width]; a step uses its first rows."""
@@ -105,7 +109,7 @@ class Operations(Protocol):
         qkv: torch.Tensor,
         tables: tuple[torch.Tensor, torch.Tensor],
         caches: tuple[torch.Tensor, torch.Tensor],
-        heads: int,
+        how: Attention,
     ) -> None:
         """Rotates the queries in `qkv` [rows, (heads + 2 kv_heads) d] in place; stores rotated keys, and values."""
 
@@ -141,6 +145,8 @@ class TorchMatrix:
 
 class TorchOperations:
     """Plain torch, eager, on any device: the reference path."""
+
+    cache_types: Sequence[torch.dtype] = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 
     def __init__(self, device: torch.device, dtype: torch.dtype, capacity: int) -> None:
         self.name = f"torch on {device}, {str(dtype).removeprefix('torch.')}"
@@ -197,15 +203,16 @@ class TorchOperations:
         qkv: torch.Tensor,
         tables: tuple[torch.Tensor, torch.Tensor],
         caches: tuple[torch.Tensor, torch.Tensor],
-        heads: int,
+        how: Attention,
     ) -> None:
-        layout = self.layout
+        layout, scales, heads = self.layout, how.scales, how.heads
         kv_heads, size = caches[0].shape[1], caches[0].shape[3]
         cos, sin = (table[layout.positions] for table in tables)
         parts = qkv[: layout.tokens].view(layout.tokens, heads + 2 * kv_heads, size)
         parts[:, : heads + kv_heads] = rotary_reference(parts[:, : heads + kv_heads], cos, sin)
-        write_cache_reference(parts[:, heads : heads + kv_heads], caches[0], layout.slots)
-        write_cache_reference(parts[:, heads + kv_heads :], caches[1], layout.slots)
+        keys, values = parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :]
+        write_cache_reference(keys, caches[0], layout.slots, scales.keys if scales else None)
+        write_cache_reference(values, caches[1], layout.slots, scales.values if scales else None)
 
     def attention(
         self, qkv: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], how: Attention, out: torch.Tensor
@@ -213,7 +220,7 @@ class TorchOperations:
         rows, size = self.layout.tokens, caches[0].shape[3]
         queries = qkv[:rows].view(rows, -1, size)[:, : how.heads]
         result = paged_attention_reference(
-            queries, *caches, self.layout, how.scale, window=how.window, softcap=how.softcap
+            queries, *caches, self.layout, how.scale, window=how.window, softcap=how.softcap, scales=how.scales
         )
         out[:rows] = result.reshape(rows, how.heads * size)
 

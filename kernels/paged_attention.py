@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from .batch import BLOCK, StepLayout
+from .fp8 import CacheScales
 
 
 def paged_attention_reference(
@@ -19,11 +20,12 @@ def paged_attention_reference(
     *,
     window: int | None = None,
     softcap: float | None = None,
+    scales: CacheScales | None = None,
     wide: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """q [T, heads, d], caches [blocks, kv_heads, 16, d] (this step's keys already written); result as q.
 
-    `window`: keys that a token sees, itself included. `softcap` c: scores become c tanh(score / c).
+    `window`: keys that a token sees, itself included. `softcap` c: scores become c tanh(score / c). `scales`: of fp8 caches.
     One sequence after the other, gathered and in `wide` (float32): the yardstick, not the fast path.
     """
     heads, kv_heads = q.shape[1], k_cache.shape[1]
@@ -35,6 +37,8 @@ def paged_attention_reference(
             cache[blocks].transpose(1, 2).reshape(-1, kv_heads, cache.shape[-1])[:context].to(wide).transpose(0, 1)
             for cache in (k_cache, v_cache)
         )
+        if scales is not None:
+            keys, values = keys * scales.keys[:, None, None].to(wide), values * scales.values[:, None, None].to(wide)
         keys = keys.repeat_interleave(heads // kv_heads, dim=0)
         values = values.repeat_interleave(heads // kv_heads, dim=0)
         queries = q[start:stop].to(wide).transpose(0, 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from .batch import BLOCK
+from .fp8 import to_fp8
 from .rope_scaling import Rotation
 
 
@@ -33,6 +34,9 @@ def interleaved_rotary_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.
     return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2).to(x.dtype)
 
 
-def write_cache_reference(values: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
-    """values [T, kv_heads, d] into cache [blocks, kv_heads, 16, d] at slots [T]."""
-    cache[slots // BLOCK, :, slots % BLOCK] = values.to(cache.dtype)
+def write_cache_reference(
+    values: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, scales: torch.Tensor | None = None
+) -> None:
+    """values [T, kv_heads, d] into cache [blocks, kv_heads, 16, d] at slots [T]; with `scales` [kv_heads] in fp8."""
+    kept = values.to(cache.dtype) if scales is None else to_fp8(values, scales[:, None])
+    cache[slots // BLOCK, :, slots % BLOCK] = kept

@@ -49,6 +49,7 @@ class CpuOperations:
     """numba kernels in torch's thread pool; float32 activations; weights at their own bits."""
 
     dtype = torch.float32
+    cache_types: Sequence[torch.dtype] = (torch.float32, torch.bfloat16)
 
     def __init__(self, threads: int, capacity: int, max_context: int, packed_float: torch.dtype | None = None) -> None:
         """`capacity`: tokens per step; `max_context`: longest context of a sequence.
@@ -183,14 +184,14 @@ class CpuOperations:
         qkv: torch.Tensor,
         tables: tuple[torch.Tensor, torch.Tensor],
         caches: tuple[torch.Tensor, torch.Tensor],
-        heads: int,
+        how: Attention,
     ) -> None:
         cos, sin = tables
         keys, values = caches
         _, kv_heads, _, size = keys.shape
         arguments = [
             qkv.data_ptr(), _stride(qkv), cos.data_ptr(), sin.data_ptr(), self._positions.ctypes.data,
-            self._slots.ctypes.data, keys.data_ptr(), values.data_ptr(), heads, kv_heads, size,
+            self._slots.ctypes.data, keys.data_ptr(), values.data_ptr(), how.heads, kv_heads, size,
             _CACHE_STORAGE[keys.dtype], self._scratch.ctypes.data,
         ]  # fmt: skip
         self._record().add(elementwise.rotary_write, self._header, arguments, (qkv, tables, caches))

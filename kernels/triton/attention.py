@@ -21,14 +21,17 @@ import triton
 import triton.language as tl
 
 from ..batch import BLOCK, StepLayout
+from ..fp8 import CacheScales
 from .configs import BF16_DOT, Tiles, attention_tiles, interpreted, splits_for
+from .write_cache import scales_of
 
 
 @triton.jit
 def _attend(
     q, q_token, q_head, k_cache, v_cache, block_stride, head_stride, row_stride, tables, table_stride, items,
-    out, out_token, out_head, part_sums, part_best, scale, softcap, v_scale, size,
+    out, out_token, out_head, part_sums, part_best, k_scales, v_scales, scale, softcap, size,
     GROUP: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SPLITS: tl.constexpr, UPCAST: tl.constexpr,
+    SCALED: tl.constexpr,
     ROWS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(1)
@@ -48,6 +51,8 @@ def _attend(
     at = (first + token)[:, None]
     query = tl.load(q + at * q_token + head[:, None] * q_head + column[None, :], mask=inside, other=0.0)
     own = position + token
+    if SCALED:
+        scale *= tl.load(k_scales + kv_head)
 
     last = position + count
     begin = 0
@@ -89,7 +94,9 @@ def _attend(
         best = higher
 
     if SPLITS == 1:
-        result = sums / tl.where(total == 0.0, 1.0, total)[:, None] * v_scale
+        result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
+        if SCALED:
+            result *= tl.load(v_scales + kv_head)
         target = out + at * out_token + head[:, None] * out_head + column[None, :]
         tl.store(target, result.to(out.dtype.element_ty), mask=inside)
     else:
@@ -103,7 +110,8 @@ def _attend(
 
 @triton.jit
 def _join(
-    part_sums, part_best, out, out_token, out_head, v_scale, size, SPLITS: tl.constexpr, SIZE: tl.constexpr,
+    part_sums, part_best, out, out_token, out_head, v_scales, size,
+    GROUP: tl.constexpr, SCALED: tl.constexpr, SPLITS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -114,7 +122,9 @@ def _join(
     fade = tl.exp(best - tl.max(best, axis=0))  # a part without a key has best -inf, and weighs nothing
     inside = (column < size)[None, :]
     sums = tl.load(part_sums + part[:, None] * size + column[None, :], mask=inside, other=0.0)
-    result = tl.sum(sums * fade[:, None], axis=0) / tl.sum(total * fade, axis=0) * v_scale
+    result = tl.sum(sums * fade[:, None], axis=0) / tl.sum(total * fade, axis=0)
+    if SCALED:
+        result *= tl.load(v_scales + head // GROUP)
     tl.store(out + token * out_token + head * out_head + column, result.to(out.dtype.element_ty), mask=column < size)
 
 
@@ -164,11 +174,11 @@ def paged_attention(
     *,
     window: int | None = None,
     softcap: float | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    scales: CacheScales | None = None,
 ) -> None:
     """q, out [T, heads, d] (a head's values side by side), caches [blocks, kv_heads, 16, d] of q's type or fp8, block_tables
-    [S, n]; d up to 256. `window`: keys that a token sees, itself included. Writes out's first T tokens.
+    [S, n]; d up to 256. `window`: keys that a token sees, itself included. `scales`: of fp8 caches. Writes out's first T
+    tokens.
     """
     k_cache, v_cache = caches
     heads, size, kv_heads = q.shape[1], q.shape[2], k_cache.shape[1]
@@ -187,12 +197,13 @@ def paged_attention(
     _attend[(len(plan.items), kv_heads, splits)](
         q, q.stride(0), q.stride(1), k_cache, v_cache, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
         block_tables, block_tables.stride(0), plan.items, out, out.stride(0), out.stride(1), sums, best,
-        scale * k_scale, softcap or 1.0, v_scale, size,
+        *scales_of(scales, out), scale, softcap or 1.0, size,
         GROUP=heads // kv_heads, WINDOW=window or 0, SOFTCAP=softcap is not None, SPLITS=splits,
-        UPCAST=k_cache.dtype != q.dtype, ROWS=BLOCK, M=tiles.m, N=tiles.n, SIZE=padded,
+        UPCAST=k_cache.dtype != q.dtype, SCALED=scales is not None, ROWS=BLOCK, M=tiles.m, N=tiles.n, SIZE=padded,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if splits > 1:
         _join[(plan.tokens, heads)](
-            sums, best, out, out.stride(0), out.stride(1), v_scale, size, SPLITS=splits, SIZE=padded, num_warps=4
-        )
+            sums, best, out, out.stride(0), out.stride(1), scales_of(scales, out)[1], size,
+            GROUP=heads // kv_heads, SCALED=scales is not None, SPLITS=splits, SIZE=padded, num_warps=4,
+        )  # fmt: skip

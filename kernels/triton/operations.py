@@ -73,12 +73,12 @@ class TritonOperations(TorchOperations):
         qkv: torch.Tensor,
         tables: tuple[torch.Tensor, torch.Tensor],
         caches: tuple[torch.Tensor, torch.Tensor],
-        heads: int,
+        how: Attention,
     ) -> None:
-        layout, kv_heads, size = self.layout, caches[0].shape[1], caches[0].shape[3]
+        layout, heads, kv_heads, size = self.layout, how.heads, caches[0].shape[1], caches[0].shape[3]
         parts = qkv[: layout.tokens].view(layout.tokens, heads + 2 * kv_heads, size)
         rotary(parts[:, : heads + kv_heads], *tables, layout.positions)
-        write_cache(parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :], caches, layout.slots)
+        write_cache(parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :], caches, layout.slots, how.scales)
 
     def attention(
         self, qkv: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], how: Attention, out: torch.Tensor
@@ -90,8 +90,9 @@ class TritonOperations(TorchOperations):
         queries = qkv[: layout.tokens].view(layout.tokens, -1, size)[:, : how.heads]
         target = out[: layout.tokens].view(layout.tokens, how.heads, size)
         paged_attention(
-            queries, caches, layout.block_tables, plan, how.scale, target, window=how.window, softcap=how.softcap
-        )
+            queries, caches, layout.block_tables, plan, how.scale, target,
+            window=how.window, softcap=how.softcap, scales=how.scales,
+        )  # fmt: skip
 
     def silu_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
         rows = self.layout.tokens

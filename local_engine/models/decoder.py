@@ -119,7 +119,7 @@ class Decoder:
         self._linear(self._normed, layer.qkv, self._qkv)
         if layer.head_norms is not None:
             ops.head_norm(self._qkv, layer.head_norms, eps)
-        ops.rotary_write(self._qkv, self._tables[how.window is not None], caches, how.heads)
+        ops.rotary_write(self._qkv, self._tables[how.window is not None], caches, how)
         ops.attention(self._qkv, caches, how, self._attended)
         self._add_to_residual(self._attended, layer.o, layer.attention_out_norm)
 

@@ -42,7 +42,7 @@ def attend(
     tables = angles.cos(), angles.sin()
 
     def forward() -> None:
-        operations.rotary_write(qkv, tables, (keys, values), heads)
+        operations.rotary_write(qkv, tables, (keys, values), Attention(heads, size**-0.5))
         operations.attention(qkv, (keys, values), Attention(heads, size**-0.5, window, softcap), out)
 
     operations.run(forward, layout)

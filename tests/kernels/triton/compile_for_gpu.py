@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
 from kernels.batch import StepLayout
-from kernels.fp8 import block_scales, group_scales, row_scales, to_fp8
+from kernels.fp8 import CacheScales, block_scales, group_scales, row_scales, to_fp8
 from kernels.sampling import DrawSettings
 from kernels.triton import configs
 
@@ -95,10 +95,14 @@ def launches(generation: str) -> list[tuple[str, Callable[[], object]]]:
     found.append(("int4 product", lambda: launch_int4(x, words, words[:2], scales, x[:, :64], 1)))
     if generation != "ampere":
         wide = torch.zeros(128, 256)
+        scales_of_heads = CacheScales(torch.ones(2), torch.ones(2))
         weight, blocks = to_fp8(wide, 1.0), block_scales(wide)
         found += [
-            ("fp8 cache write", lambda: write_cache(heads[:, :2], heads[:, 2:4], (narrow, narrow), ints)),
-            ("attention, fp8 cache", attend(decode, narrow, 1)),
+            (
+                "fp8 cache write",
+                lambda: write_cache(heads[:, :2], heads[:, 2:4], (narrow, narrow), ints, scales_of_heads),
+            ),
+            ("attention, fp8 cache", attend(decode, narrow, 4, scales=scales_of_heads)),
             ("fp8 product", lambda: fp8_linear(to_fp8(x, 1.0), row_scales(x), weight, row_scales(wide), x[:, :128])),
             ("fp8 product in blocks", lambda: fp8_linear(to_fp8(x, 1.0), group_scales(x), weight, blocks, x[:, :128])),
         ]

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernels.batch import StepLayout
-from kernels.fp8 import to_fp8
+from kernels.fp8 import CacheScales, to_fp8
 from kernels.paged_attention import paged_attention_reference
 from kernels.triton.attention import paged_attention, plan_attention
 
@@ -113,16 +113,21 @@ def test_the_largest_head_is_256() -> None:
     check(mixed([(4, 1)], BLOCKS), 1, 1, 256, torch.float32)
 
 
-def test_an_fp8_cache_is_read_with_its_scales() -> None:
-    layout = mixed([(20, 1), (0, 3)], BLOCKS)
-    q, caches = inputs(layout, 4, 2, 16, torch.float32)
-    narrow = to_fp8(caches[0].nan_to_num(0.0), 0.02), to_fp8(caches[1].nan_to_num(0.0), 0.01)
-    out = poisoned(layout.tokens, 4, 16, dtype=torch.float32)
-    plan = plan_attention(layout, 4, 2)
-    paged_attention(q, narrow, layout.block_tables, plan, 0.25, out, k_scale=0.02, v_scale=0.01)
-    widened = narrow[0].double() * 0.02, narrow[1].double() * 0.01
-    exact = paged_attention_reference(q.double(), *widened, layout, 0.25, wide=torch.float64)
-    plain = paged_attention_reference(q, widened[0].float(), widened[1].float(), layout, 0.25)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_an_fp8_cache_is_read_with_the_scales_of_its_heads(splits: int, dtype: torch.dtype) -> None:
+    layout = mixed([(40, 1), (0, 3)], BLOCKS)
+    q, caches = inputs(layout, 4, 2, 16, dtype)
+    scales = CacheScales(torch.tensor([0.02, 0.5]), torch.tensor([0.01, 0.25]))
+    keys, values = (
+        to_fp8(cache, of_head[:, None, None])
+        for cache, of_head in zip(caches, (scales.keys, scales.values), strict=True)
+    )
+    out = poisoned(layout.tokens, 4, 16, dtype=dtype)
+    plan = replace(plan_attention(layout, 4, 2), splits=splits)
+    paged_attention(q, (keys, values), layout.block_tables, plan, 0.25, out, scales=scales)
+    plain = paged_attention_reference(q, keys, values, layout, 0.25, scales=scales, wide=dtype)
+    exact = paged_attention_reference(q.double(), keys, values, layout, 0.25, scales=scales, wide=torch.float64)
     assert_as_close(out, plain, exact)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.fp8 import to_fp8
+from kernels.fp8 import CacheScales
 from kernels.rms_norm import rms_norm_reference
 from kernels.rotary import interleaved_rotary_reference, rotary_reference, write_cache_reference
 from kernels.silu_mul import gelu_mul_reference, silu_mul_reference
@@ -16,6 +16,7 @@ from kernels.triton.write_cache import write_cache
 
 from .closeness import assert_as_close, poisoned
 
+FP8 = torch.float8_e4m3fn
 DTYPES = [torch.float32, torch.float16]
 """Without bfloat16: the interpreter cuts bits off where a GPU rounds, so its error would be the interpreter's."""
 
@@ -100,10 +101,15 @@ def test_keys_and_values_land_in_their_slots_and_nowhere_else(dtype: torch.dtype
 
 
 def test_an_fp8_cache_holds_the_scaled_values_and_saturates() -> None:
-    keys, values = noise(2, 1, 16) * 100, noise(2, 1, 16, seed=8)
+    keys, values = noise(2, 2, 16) * 100, noise(2, 2, 16, seed=8)
     keys[0, 0, 0] = 5000.0
-    caches = torch.zeros(1, 1, 16, 16).to(torch.float8_e4m3fn), torch.zeros(1, 1, 16, 16).to(torch.float8_e4m3fn)
-    write_cache(keys, values, caches, torch.tensor([4, 9]), k_scale=0.5, v_scale=0.25)
-    assert caches[0][0, 0, 4, 0].float() == 448.0
-    for cache, rows, scale in zip(caches, (keys, values), (0.5, 0.25), strict=True):
-        assert torch.equal(cache[0, 0, [4, 9]].float(), to_fp8(rows[:, 0], scale).float())
+    written, expected = (
+        (torch.zeros(1, 2, 16, 16).to(FP8), torch.zeros(1, 2, 16, 16).to(FP8)) for _ in ("kernel", "reference")
+    )
+    scales, slots = CacheScales(torch.tensor([0.5, 0.3]), torch.tensor([0.25, 0.07])), torch.tensor([4, 9])
+    write_cache(keys, values, written, slots, scales)
+    write_cache_reference(keys, expected[0], slots, scales.keys)
+    write_cache_reference(values, expected[1], slots, scales.values)
+    assert written[0][0, 0, 4, 0].float() == 448.0
+    for cache, reference in zip(written, expected, strict=True):
+        assert torch.equal(cache.float(), reference.float())
