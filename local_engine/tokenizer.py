@@ -65,6 +65,11 @@ class Tokenizer:
         text: str | None = self._backend.id_to_token(token_id)
         return text
 
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token that is spelt so; None where there is none."""
+        token_id: int | None = self._backend.token_to_id(text)
+        return token_id if token_id in self.special_ids else None
+
     def bytes_of(self, token_id: int) -> bytes:
         """The UTF-8 bytes (perhaps part of a character) that the token stands for; empty for an id without a token."""
         return self._bytes_of(token_id)

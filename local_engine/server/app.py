@@ -141,8 +141,8 @@ class EngineApp:
 
     async def _chat(self, request: Request) -> None:
         body = parse(await self._body(request), ChatRequest)
-        generation = await self._service.start_chat(body, request.id)
-        surface = ChatSurface(self._words(body), lambda: self._service.new_reply(body), logprobs=body.logprobs)
+        generation, new_reply = await self._service.start_chat(body, request.id)
+        surface = ChatSurface(self._words(body), new_reply, logprobs=body.logprobs)
         answer = Answer(self._service, request, generation, surface, body.model)
         await answer.send(body.stream_options, streamed=body.stream)
 

@@ -1,19 +1,38 @@
 """Reasoning apart from the answer: what stands between `<think>` and `</think>`.
 
-`deepseek_r1`: the template has opened the tag already, so that the text begins with reasoning. `qwen3`: the model opens the tag
-itself, or does not reason. As vLLM's parsers of these names have it.
+A prompt that ends with one of the two tags says itself where the text begins (with `enable_thinking: false` a template writes
+both). Otherwise `deepseek_r1`: the text begins with reasoning, whether the model opens the tag or not. `qwen3`: the model opens
+the tag, or does not reason. As vLLM's parsers of these names have it.
 """
 
 from __future__ import annotations
 
+import enum
+
 OPEN, CLOSE = "<think>", "</think>"
 
 
-class ReasoningParser:
-    """Cuts one choice's text, as the parser of this name does."""
+class Reasoning(enum.Enum):
+    """What an answer begins with."""
 
-    def __init__(self, name: str) -> None:
-        self._thinking = name == "deepseek_r1"
+    CERTAIN = "reasoning"
+    POSSIBLE = "reasoning if it opens the tag, else the answer"
+    NONE = "the answer"
+
+
+def reasoning_after(prompt: str, parser: str | None) -> Reasoning:
+    if parser is None or prompt.rstrip().endswith(CLOSE):
+        return Reasoning.NONE
+    if parser == "deepseek_r1" or prompt.rstrip().endswith(OPEN):
+        return Reasoning.CERTAIN
+    return Reasoning.POSSIBLE
+
+
+class ReasoningParser:
+    """Cuts one choice's text, which begins as `beginning` says (not `NONE`: nothing is to be cut there)."""
+
+    def __init__(self, beginning: Reasoning) -> None:
+        self._thinking = beginning is Reasoning.CERTAIN
         self._held = ""
         self._opening = True
         """An opening tag may still come."""

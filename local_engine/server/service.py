@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from ..messages import LoadAdapter, UnloadAdapter
 from ..sampling_params import SamplingParams
 from ..tokenizer import Tokenizer
 from .http import HttpError
-from .reasoning import ReasoningParser
+from .reasoning import CLOSE, Reasoning, ReasoningParser, reasoning_after
 from .replies import Reply
 from .requests import (
     ChatRequest,
@@ -33,7 +33,7 @@ from .requests import (
     UnloadAdapterRequest,
 )
 from .sampling import DEFAULT_COMPLETION_TOKENS, ParameterBuilder, chat_output_tokens, completion_output_tokens
-from .structure import grammar_of, wants_structure
+from .structure import after_reasoning, grammar_of, wants_structure
 from .tool_calls import ToolParser
 from .tool_parsers import NamedParser, RequiredParser, keeps_special_tokens, new_tool_parser
 
@@ -147,25 +147,36 @@ class Service:
             extra=body.chat_template_kwargs,
         )
 
-    async def start_chat(self, body: ChatRequest, request_id: str) -> Generation:
+    async def start_chat(self, body: ChatRequest, request_id: str) -> tuple[Generation, Callable[[], Reply]]:
+        """The generation, and what makes the parsers of one choice's text."""
         builder = self.require_ready()
         self.check_model(body.model)
         wanted = chat_output_tokens(body)
         auto = self._calls_freely(body)
         grammar = await self._grammar(body)
         text = self.render(body)
+        beginning = reasoning_after(text, self.settings.reasoning_parser)
+        if grammar is not None:
+            grammar = after_reasoning(grammar, beginning, self.tokenizer)
         prompt = await self.encode(text, add_special_tokens=body.add_special_tokens)
         prompt = builder.truncated(body, prompt, wanted)
-        parser = self.settings.tool_call_parser
         params = builder.build(
             body,
             [prompt],
             wanted=wanted,
             param="messages",
             grammar=grammar,
-            keep_special_tokens=auto and parser is not None and keeps_special_tokens(parser),
+            keep_special_tokens=self._keeps_special_tokens(auto, beginning),
         )
-        return self._submit(body, request_id, [prompt], params, n=body.n)
+        generation = self._submit(body, request_id, [prompt], params, n=body.n)
+        return generation, lambda: self._new_reply(body, beginning)
+
+    def _keeps_special_tokens(self, calls_freely: bool, beginning: Reasoning) -> bool:
+        """A parser looks for them in the text."""
+        parser = self.settings.tool_call_parser
+        if calls_freely and parser is not None and keeps_special_tokens(parser):
+            return True
+        return beginning is not Reasoning.NONE and self.tokenizer.special_id(CLOSE) is not None
 
     async def start_completion(self, body: CompletionRequest, request_id: str) -> Generation:
         builder = self.require_ready()
@@ -197,11 +208,10 @@ class Service:
         prompts = [builder.truncated(body, prompt, 1) for prompt in found]
         return self._submit(body, request_id, prompts, builder.pooling(body, prompts, self.pooling), n=1)
 
-    def new_reply(self, body: ChatRequest) -> Reply:
-        """The parsers of one choice's text. Reasoning is looked for in free text: a grammar leaves no room for it."""
-        name, tools = self.settings.reasoning_parser, self._tool_parser(body)
+    def _new_reply(self, body: ChatRequest, beginning: Reasoning) -> Reply:
+        tools = self._tool_parser(body)
         return Reply(
-            ReasoningParser(name) if name is not None and not wants_structure(body) else None,
+            None if beginning is Reasoning.NONE else ReasoningParser(beginning),
             tools,
             named=isinstance(tools, NamedParser),
             parallel=body.parallel_tool_calls,

@@ -11,6 +11,8 @@ import json
 from typing import Any
 
 from ..errors import RequestError
+from ..tokenizer import Tokenizer
+from .reasoning import CLOSE, OPEN, Reasoning
 from .requests import ChatRequest, CompletionRequest, StructuredOutputs, Tool
 
 COMPACT = {"whitespace_flexible": False}
@@ -40,6 +42,29 @@ def grammar_of(body: ChatRequest | CompletionRequest) -> str | None:
     if error := _checked(grammar):
         raise RequestError(f"{param} cannot be followed: {error.strip()}", param=param)
     return grammar
+
+
+def after_reasoning(grammar: str, beginning: Reasoning, tokenizer: Tokenizer) -> str:
+    """The same for an answer that comes after reasoning, which is free, and follows its closing tag at once."""
+    if beginning is Reasoning.NONE:
+        return grammar
+    whole = json.loads(grammar) if grammar.lstrip().startswith("{") else {"grammars": [{"lark_grammar": grammar}]}
+    answer, *others = whole["grammars"]
+    answer = {**answer, "name": answer.get("name") or "the_answer"}
+    opening, closing = (_token(tokenizer, tag) for tag in (OPEN, CLOSE))
+    thoughts, until = ("thoughts", f'[suffix="{CLOSE}"]') if closing is None else (f"thoughts {closing}", "")
+    if beginning is Reasoning.POSSIBLE:
+        thoughts = f"({opening or json.dumps(OPEN)} {thoughts})?"
+    elif opening is not None:
+        thoughts = f"{opening}? {thoughts}"
+    rules = f"start: {thoughts} @{answer['name']}\nthoughts{until}: /(?s:.*)/"
+    return json.dumps({**whole, "grammars": [{"lark_grammar": rules}, answer, *others]})
+
+
+def _token(tokenizer: Tokenizer, tag: str) -> str | None:
+    """The tag in a rule, where it is a special token: no text matches it then."""
+    special = tokenizer.special_id(tag)
+    return None if special is None else f"<[{special}]>"
 
 
 def _asked(body: ChatRequest | CompletionRequest) -> list[tuple[str, str, Any]]:

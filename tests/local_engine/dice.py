@@ -31,9 +31,12 @@ class DiceRunner:
     vocab_size = VOCAB
     window: int | None = None
 
-    def __init__(self, num_blocks: int, max_model_len: int, memory: int | None = None) -> None:
-        """`memory`: logits depend on so many of the last tokens only, so that greedy output runs in circles."""
-        self.memory = memory
+    def __init__(
+        self, num_blocks: int, max_model_len: int, memory: int | None = None, saying: bytes | None = None
+    ) -> None:
+        """`memory`: logits depend on so many of the last tokens only, so that greedy output runs in circles. `saying`: what
+        has begun with it likes to go on with it."""
+        self.memory, self.saying = memory, saying
         self.adapters: dict[str, Adapter] = {}
         self.num_blocks, self.max_model_len = num_blocks, max_model_len
         self.steps = 0
@@ -57,8 +60,15 @@ class DiceRunner:
         for scheduled in batch:
             tokens = self._read(scheduled)
             ends = range(scheduled.start + 1, len(tokens) + 1)
-            logits += [dice_logits(tokens[:end][-self.memory :] if self.memory else tokens[:end]) for end in ends]
+            logits += [self._logits(tokens[:end]) for end in ends]
         return draw_step(batch, query_start, lambda rows: torch.stack([logits[row] for row in rows]), draw_reference)
+
+    def _logits(self, tokens: list[int]) -> torch.Tensor:
+        logits = dice_logits(tokens[-self.memory :] if self.memory else tokens)
+        for said in range(len(self.saying or b"")):
+            if self.saying and tokens[len(tokens) - said :] == list(self.saying[:said]):
+                logits[self.saying[said]] += 5 + 5 * said
+        return logits
 
     def _read(self, scheduled: ScheduledSequence) -> list[int]:
         length = scheduled.start + len(scheduled.token_ids)

@@ -121,14 +121,14 @@ class TinyRunner:
         return oracle_token(tokens)
 
 
-def write_model_folder(folder: Path) -> Path:
-    """A tokenizer whose tokens are the 256 bytes and four special ones; the ids of bytes are the bytes."""
+def write_model_folder(folder: Path, *more: str) -> Path:
+    """A tokenizer whose tokens are the 256 bytes and four special ones, and `more`; the ids of bytes are the bytes."""
     alphabet = _byte_alphabet()
     vocabulary = {character: byte for byte, character in enumerate(alphabet)}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    names = ("<|start|>", "<|end|>", "<|eot|>", "<|nan|>")
+    names = ("<|start|>", "<|end|>", "<|eot|>", "<|nan|>", *more)
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     folder.mkdir(parents=True, exist_ok=True)
     backend.save(str(folder / "tokenizer.json"))

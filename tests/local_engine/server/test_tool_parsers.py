@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from local_engine.config import REASONING_PARSERS, TOOL_CALL_PARSERS
-from local_engine.server.reasoning import ReasoningParser
+from local_engine.server.reasoning import Reasoning, ReasoningParser, reasoning_after
 from local_engine.server.replies import Piece, Reply
 from local_engine.server.tool_calls import ToolParser
 from local_engine.server.tool_parsers import TOOL_PARSERS, NamedParser, RequiredParser, new_tool_parser
@@ -131,20 +131,21 @@ def test_required_and_named_calls_come_out_of_what_the_grammar_made() -> None:
 
 
 THOUGHTS = [
-    ("qwen3", "<think>\nhm\n</think>\n\nYes.", "\nhm\n", "\n\nYes."),
-    ("qwen3", "Yes, 1 < 2.", "", "Yes, 1 < 2."),
-    ("qwen3", "<think>never ends", "never ends", ""),
-    ("qwen3", "<thin", "", "<thin"),
-    ("deepseek_r1", "hm</think>Yes.", "hm", "Yes."),
-    ("deepseek_r1", "<think>hm</think>Yes.", "hm", "Yes."),
-    ("deepseek_r1", "hm < 3 </thi", "hm < 3 </thi", ""),
+    ("qwen3", "", "<think>\nhm\n</think>\n\nYes.", "\nhm\n", "\n\nYes."),
+    ("qwen3", "", "Yes, 1 < 2.", "", "Yes, 1 < 2."),
+    ("qwen3", "", "<think>never ends", "never ends", ""),
+    ("qwen3", "", "<thin", "", "<thin"),
+    ("qwen3", "<think>\n", "hm</think>Yes.", "hm", "Yes."),
+    ("deepseek_r1", "", "hm</think>Yes.", "hm", "Yes."),
+    ("deepseek_r1", "", "<think>hm</think>Yes.", "hm", "Yes."),
+    ("deepseek_r1", "<think>\n", "hm < 3 </thi", "hm < 3 </thi", ""),
 ]
 
 
-@pytest.mark.parametrize(("name", "text", "reasoning", "content"), THOUGHTS)
-def test_reasoning_is_parted_from_the_answer(name: str, text: str, reasoning: str, content: str) -> None:
+@pytest.mark.parametrize(("name", "prompt", "text", "reasoning", "content"), THOUGHTS)
+def test_reasoning_is_parted_from_the_answer(name: str, prompt: str, text: str, reasoning: str, content: str) -> None:
     for pieces in ([text], list(text), [text[:5], text[5:9], text[9:]]):
-        reply = Reply(ReasoningParser(name))
+        reply = Reply(ReasoningParser(reasoning_after(f"<|assistant|>{prompt}", name)))
         said = Piece()
         for piece in pieces:
             said += reply.feed(piece)
@@ -152,8 +153,14 @@ def test_reasoning_is_parted_from_the_answer(name: str, text: str, reasoning: st
         assert (said.reasoning, said.content) == (reasoning, content)
 
 
+@pytest.mark.parametrize("name", REASONING_PARSERS)
+def test_a_prompt_that_has_closed_the_tag_leaves_no_reasoning(name: str) -> None:
+    assert reasoning_after("<|assistant|>\n<think>\n\n</think>\n\n", name) is Reasoning.NONE
+    assert reasoning_after("<think>", None) is Reasoning.NONE
+
+
 def test_calls_after_reasoning_are_found() -> None:
-    reply = Reply(ReasoningParser("qwen3"), new_tool_parser("hermes"))
+    reply = Reply(ReasoningParser(Reasoning.POSSIBLE), new_tool_parser("hermes"))
     text = '<think>call it</think><tool_call>{"name": "time", "arguments": {}}</tool_call>'
     said = Piece()
     for piece in text:

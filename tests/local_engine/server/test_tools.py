@@ -30,7 +30,8 @@ CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Bonn", "days": 2}}
 FLAGS: dict[str, object] = {
     "enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "qwen3",
     "chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    "{% if tools %}|{{ tools | length }}{{ tools[0].function.name }}{% endif %}",
+    "{% if tools %}|{{ tools | length }}{{ tools[0].function.name }}{% endif %}"
+    "{% if enable_thinking is false %}<think></think>{% endif %}",
 }  # fmt: skip
 
 
@@ -117,6 +118,31 @@ async def test_reasoning_comes_apart_from_the_answer(client: httpx.AsyncClient) 
     kept = (await client.post("/v1/chat/completions", json={**body, "include_reasoning": False})).json()
     message = kept["choices"][0]["message"]
     assert message["content"] == "Yes." and "reasoning_content" not in message
+
+
+@pytest.mark.parametrize(
+    ("said", "reasoning", "content"),
+    [("<think>{'no', </thin</think>[1,2]", "{'no', </thin", "[1,2]"), ("[1,2]", None, "[1,2]")],
+)
+async def test_a_grammar_holds_from_the_end_of_reasoning_on(
+    client: httpx.AsyncClient, said: str, reasoning: str | None, content: str
+) -> None:
+    body = {"model": MODEL, "messages": says(said), "guided_json": {"type": "array", "items": {"type": "integer"}}}
+    whole = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]["message"]
+    assert (whole.get("reasoning_content"), whole["content"]) == (reasoning, content)
+    text = (await client.post("/v1/chat/completions", json={**body, "stream": True})).text
+    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in text.splitlines() if line.startswith("data: {")]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == (reasoning or "")
+    assert "".join(delta.get("content") or "" for delta in deltas) == content
+    assert len([delta for delta in deltas if "reasoning_content" in delta]) > 3 or reasoning is None
+
+
+async def test_with_thinking_switched_off_a_grammar_holds_from_the_first_token_on(client: httpx.AsyncClient) -> None:
+    body = {"model": MODEL, "messages": says("<think>hm</think>[1]"), "guided_json": {"type": "array"}}
+    off = {**body, "chat_template_kwargs": {"enable_thinking": False}}
+    refused = await client.post("/v1/chat/completions", json=off)
+    assert refused.status_code == 500, "the parrot breaks the grammar by thinking"
+    assert "grammar cannot go on" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
