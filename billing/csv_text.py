@@ -26,10 +26,13 @@ def neutral(value: object) -> str:
 
 def write_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A header and its rows, RFC 4180."""
+    return csv_lines([header]) + csv_lines(rows)
+
+
+def csv_lines(rows: Iterable[Sequence[object]]) -> str:
+    """Rows without a header: the next piece of a file that is written in pieces."""
     out = io.StringIO()
     writer = csv.writer(out)
-    writer.writerow(header)
     for row in rows:
-        assert len(row) == len(header)
         writer.writerow([neutral(value) for value in row])
     return out.getvalue()

@@ -1,15 +1,16 @@
-"""A statement as rows of FOCUS 1.2, the FinOps Open Cost and Usage Specification (https://focus.finops.org, version 1.2).
+"""Statements and ranges of usage as rows of FOCUS 1.2, the FinOps Open Cost and Usage Specification
+(https://focus.finops.org, version 1.2).
 
-The pricing currency is that of the price row (USD), the billing currency the team's (CNY). One row per cell of the statement,
-so that one row has one rate:
+The pricing currency is that of the price row (USD), the billing currency the team's (CNY). One row per cell, so that one row has
+one rate:
 
     ListUnitPrice        list price x reference rate (the market's), ListCost = ListUnitPrice x PricingQuantity
     ContractedUnitPrice  list price x settlement rate, ContractedCost = ContractedUnitPrice x PricingQuantity
     BilledCost           what the usage rows settle at: each request rounded to nano once, then summed
     PricingCurrency…     the same in the pricing currency, before any exchange
 
-Contracted and billed cost differ by those roundings only, at most half a nano a request. One Adjustment row takes the billed
-sum to what the invoice says. Where no reference rate is in force, the list price is taken at the settlement rate.
+Contracted and billed cost differ by those roundings only, at most half a nano a request. In a statement one Adjustment row takes
+the billed sum to what the invoice says. Where no reference rate is in force, the list price is taken at the settlement rate.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import Final, Protocol
 
 from billing.csv_text import write_csv
 from billing.exchange import IDENTITY, Quote, RateBook, RateKind, RateRow
@@ -102,6 +103,33 @@ _UNITS: Final[dict[str, tuple[str, str]]] = {
 FocusRow = dict[str, str | None]
 
 
+class Billed(Protocol):
+    """Who is billed, and for which period (RFC 3339): a statement's document, or the head of an export."""
+
+    @property
+    def team_id(self) -> str: ...
+    @property
+    def team_name(self) -> str: ...
+    @property
+    def currency(self) -> str: ...
+    @property
+    def start(self) -> str: ...
+    @property
+    def end(self) -> str: ...
+    @property
+    def number(self) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FocusCatalog:
+    """The catalog rows that cells name, by id."""
+
+    prices: Mapping[int, PriceRow]
+    sells: Mapping[int, SellRow]
+    terms: Mapping[int, TermsRow]
+    rates: Mapping[int, RateRow]
+
+
 @dataclass(frozen=True, slots=True)
 class FocusSource:
     """What the rows are made of: the statement, its cells and the catalog rows that they name."""
@@ -110,15 +138,18 @@ class FocusSource:
     cells: Sequence[Cell]
     months: Mapping[int, tuple[str, str]]
     """Start and end of each cell's month, as RFC 3339."""
-    prices: Mapping[int, PriceRow]
-    sells: Mapping[int, SellRow]
-    terms: Mapping[int, TermsRow]
-    rates: Mapping[int, RateRow]
+    catalog: FocusCatalog
 
 
 def focus_rows(source: FocusSource) -> list[FocusRow]:
     """The rows of a statement; their BilledCost sums to its payable amount exactly."""
-    rows = [_usage_row(source, cell) for cell in source.cells]
+    document = source.document
+    rows = []
+    for cell in source.cells:
+        start, end = source.months[cell.key.source_start_us]
+        late = start != document.start or document.kind != "statement"
+        row = usage_row(document, source.catalog, cell, start, end)
+        rows.append(row | {"ChargeClass": "Correction" if late else None})
     credits = [line for line in source.document.lines if line.kind == "credit"]
     rows += [_credit_row(source.document, line) for line in credits]
     billed = sum(cell.settled_nano or 0 for cell in source.cells) + sum(nano_of(line.payable) for line in credits)
@@ -130,18 +161,16 @@ def focus_rows(source: FocusSource) -> list[FocusRow]:
 
 
 def focus_csv(rows: Iterable[FocusRow]) -> str:
-    return write_csv(COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
+    return write_csv(COLUMNS, ([row[name] for name in COLUMNS] for row in rows))
 
 
-def _usage_row(source: FocusSource, cell: Cell) -> FocusRow:
-    document, key = source.document, cell.key
-    price = source.prices.get(key.price_row_id)
-    start, end = source.months[key.source_start_us]
-    late = start != document.start or document.kind != "statement"
-    row = _common(document)
+def usage_row(billed: Billed, catalog: FocusCatalog, cell: Cell, start: str, end: str) -> FocusRow:
+    """The row of one cell, whose usage lies in start..end."""
+    key = cell.key
+    price = catalog.prices.get(key.price_row_id)
+    row = _common(billed)
     row |= {
         "ChargeCategory": "Usage",
-        "ChargeClass": "Correction" if late else None,
         "ChargeDescription": f"{key.model} {key.token_class} over {key.provider or 'no provider'}",
         "ChargeFrequency": "Usage-Based",
         "ChargePeriodStart": start,
@@ -164,16 +193,16 @@ def _usage_row(source: FocusSource, cell: Cell) -> FocusRow:
     }
     if price is None or cell.settled_nano is None:
         return row | {"ContractedCost": row["BilledCost"], "ListCost": row["BilledCost"]}
-    return row | _priced(source, cell, price)
+    return row | _priced(billed.currency, catalog, cell, price)
 
 
-def _priced(source: FocusSource, cell: Cell, price: PriceRow) -> FocusRow:
-    key, billing_currency = cell.key, source.document.currency
-    sell = source.sells.get(key.sell_id)
+def _priced(billing_currency: str, catalog: FocusCatalog, cell: Cell, price: PriceRow) -> FocusRow:
+    key = cell.key
+    sell = catalog.sells.get(key.sell_id)
     unit = Fraction(price.amount_micro, MICRO)
     if sell is not None and sell.multiplier_micro is not None:
         unit *= Fraction(sell.multiplier_micro, MICRO)
-    market, contract = _quotes(source, cell, price.currency, billing_currency)
+    market, contract = _quotes(catalog, cell, price.currency, billing_currency)
     quantity = _printed(Fraction(cell.quantity, UNIT_SIZE[price.unit]))
     listed, contracted = _printed(unit * market), _printed(unit * contract)
     counted, priced = _UNITS[price.unit]
@@ -197,14 +226,14 @@ def _priced(source: FocusSource, cell: Cell, price: PriceRow) -> FocusRow:
     }
 
 
-def _quotes(source: FocusSource, cell: Cell, base: str, quote: str) -> tuple[Fraction, Fraction]:
+def _quotes(catalog: FocusCatalog, cell: Cell, base: str, quote: str) -> tuple[Fraction, Fraction]:
     """The reference rate and the settlement rate that the cell's requests were rated at, out of the rows they name."""
     if base == quote:
         return Fraction(1), Fraction(1)
-    rows = [source.rates[each] for each in parse_ids(cell.key.rate_ids) if each in source.rates]
+    rows = [catalog.rates[each] for each in parse_ids(cell.key.rate_ids) if each in catalog.rates]
     at_us = max((row.effective_from_us for row in rows), default=0)
     book = RateBook(rows, reference_max_age_us=200 * 365 * DAY_US)
-    terms = source.terms.get(cell.key.terms_id)
+    terms = catalog.terms.get(cell.key.terms_id)
     settled = None if terms is None else terms.settlement(book, at_us, book.version)
     market = book.find(RateKind.REFERENCE, base, quote, at_us, book.version)
     settled = settled or market or IDENTITY
@@ -251,16 +280,16 @@ def _without_sku(document: StatementDocument, nano: int) -> FocusRow:
     }
 
 
-def _common(document: StatementDocument) -> FocusRow:
+def _common(billed: Billed) -> FocusRow:
     row: FocusRow = dict.fromkeys(COLUMNS)
     return row | {
-        "BillingAccountId": document.team_id,
-        "BillingAccountName": document.team_name,
+        "BillingAccountId": billed.team_id,
+        "BillingAccountName": billed.team_name,
         "BillingAccountType": "Team",
-        "BillingCurrency": document.currency,
-        "BillingPeriodStart": document.start,
-        "BillingPeriodEnd": document.end,
-        "InvoiceId": document.number,
+        "BillingCurrency": billed.currency,
+        "BillingPeriodStart": billed.start,
+        "BillingPeriodEnd": billed.end,
+        "InvoiceId": billed.number,
         "InvoiceIssuerName": ISSUER,
         "ProviderName": ISSUER,
         "ServiceCategory": "AI and Machine Learning",

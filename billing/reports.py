@@ -153,8 +153,7 @@ async def usage_buckets(
 
 
 def _check(start_us: int, end_us: int, interval: str, timezone: str, group_by: Sequence[str], limit: int) -> _Window:
-    if interval not in INTERVALS:
-        raise InvalidQuery(f"interval: {interval!r} is none of {', '.join(INTERVALS)}", field="interval")
+    check_interval(interval)
     for name in group_by:
         if name not in GROUPS and not is_tag(name):
             known = ", ".join((*GROUPS, "tag:NAME"))
@@ -163,6 +162,18 @@ def _check(start_us: int, end_us: int, interval: str, timezone: str, group_by: S
         raise InvalidQuery("group_by: a name stands twice", field="group_by")
     if not 1 <= limit <= MAX_BUCKETS:
         raise InvalidQuery(f"limit: {limit} is outside 1..{MAX_BUCKETS}", field="limit")
+    check_range(start_us, end_us)
+    return _Window(interval, timezone, start_us, end_us, tuple(GROUPS.get(name, name) for name in group_by))
+
+
+def check_interval(interval: str) -> None:
+    """Raises `InvalidQuery`."""
+    if interval not in INTERVALS:
+        raise InvalidQuery(f"interval: {interval!r} is none of {', '.join(INTERVALS)}", field="interval")
+
+
+def check_range(start_us: int, end_us: int) -> None:
+    """Raises `InvalidQuery` for bounds off the quarter-hours, in the wrong order, or too far apart."""
     for name, at_us in (("start", start_us), ("end", end_us)):
         if at_us % QUARTER_US:
             raise InvalidQuery(f"{name}: {format_time(at_us)} is not on a quarter-hour", field=name)
@@ -170,7 +181,6 @@ def _check(start_us: int, end_us: int, interval: str, timezone: str, group_by: S
         raise InvalidQuery("end: must be later than start", field="end")
     if end_us - start_us > MAX_RANGE_US:
         raise InvalidQuery(f"end: the range is longer than {MAX_RANGE_US // DAY_US} days", field="end")
-    return _Window(interval, timezone, start_us, end_us, tuple(GROUPS.get(name, name) for name in group_by))
 
 
 def _buckets(

@@ -20,7 +20,8 @@ from billing.statement_tables import CELL_KEY, statement_cells, statements
 from billing.tables import MONEY_SUMS, rollup_money
 from billing.usage import TokenClass
 
-_KEY: Final = CELL_KEY[2:]
+ROLLUP_KEY: Final = CELL_KEY[2:]
+"""What of a cell's key stands in `rollup_money`."""
 _ROWS_PER_INSERT: Final = 500
 
 
@@ -103,7 +104,7 @@ async def _held(connection: AsyncConnection, team_id: str, months: Sequence[tupl
     month = case(
         *((and_(table.c.bucket_us >= start, table.c.bucket_us < end), start) for start, end in months), else_=None
     ).label("source_start_us")
-    keys = [table.c[name] for name in _KEY]
+    keys = [table.c[name] for name in ROLLUP_KEY]
     query = (
         select(month, *keys, *(func.sum(table.c[name]).label(name) for name in MONEY_SUMS))
         .where(table.c.team_id == team_id, table.c.bucket_us >= months[0][0], table.c.bucket_us < months[-1][1])
@@ -115,25 +116,26 @@ async def _held(connection: AsyncConnection, team_id: str, months: Sequence[tupl
         if "integer overflow" in str(error.orig):
             raise AmountOverflow(f"a sum of the month is {BEYOND}") from error
         raise
-    return {cell.key: cell for cell in map(_cell, rows) if cell is not None}
+    return {cell.key: cell for cell in map(cell_of, rows) if cell is not None}
 
 
 async def _stated(connection: AsyncConnection, team_id: str, starts: Sequence[int]) -> Mapping[CellKey, Cell]:
     cells, document = statement_cells, statements
-    keys = [cells.c.source_start_us, *(cells.c[name] for name in _KEY)]
+    keys = [cells.c.source_start_us, *(cells.c[name] for name in ROLLUP_KEY)]
     query = (
         select(*keys, *(func.sum(cells.c[name]).label(name) for name in MONEY_SUMS))
         .join(document, document.c.id == cells.c.statement_id)
         .where(document.c.team_id == team_id, document.c.state == "issued", cells.c.source_start_us.in_(starts))
         .group_by(*keys)
     )
-    return {cell.key: cell for cell in map(_cell, await connection.execute(query)) if cell is not None}
+    return {cell.key: cell for cell in map(cell_of, await connection.execute(query)) if cell is not None}
 
 
-def _cell(row: Any) -> Cell | None:
+def cell_of(row: Any) -> Cell | None:
+    """A row with the columns of a cell's key and sums. Raises `AmountOverflow`."""
     if row.source_start_us is None:
         return None
-    key = CellKey(row.source_start_us, *(getattr(row, name) for name in _KEY))
+    key = CellKey(row.source_start_us, *(getattr(row, name) for name in ROLLUP_KEY))
     for name in MONEY_SUMS:
         if abs(getattr(row, name) or 0) > INT64_MAX:
             raise AmountOverflow(f"{name}: the month's sum for {key.model} {key.token_class} is {BEYOND}")
@@ -143,7 +145,7 @@ def _cell(row: Any) -> Cell | None:
 async def stated_by(connection: AsyncConnection, statement_id: int) -> list[Cell]:
     """The cells of one issued document, in the order of its lines."""
     query = select(statement_cells).where(statement_cells.c.statement_id == statement_id)
-    cells = [cell for cell in map(_cell, await connection.execute(query)) if cell is not None]
+    cells = [cell for cell in map(cell_of, await connection.execute(query)) if cell is not None]
     return sorted(cells, key=lambda cell: (*_in_order(cell.key), cell.key))
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.exchange import RateKind, RateRow
-from billing.focus import FocusRow, FocusSource, focus_rows
+from billing.focus import FocusCatalog, FocusRow, FocusSource, focus_rows
 from billing.reads import parse_ids
-from billing.statement_cells import stated_by
+from billing.statement_cells import Cell, stated_by
 from billing.statement_tables import statements
 from billing.statements import StatementRow, cells_of_draft, price_rows_of, sell_rows_of
 from billing.tables import rate_rows, terms_rows
@@ -28,12 +30,14 @@ async def statement_focus(connection: AsyncConnection, row: StatementRow) -> lis
         each.start_us: (format_time(each.start_us), format_time(each.end_us))
         for each in await connection.execute(spans)
     }
+    return focus_rows(FocusSource(document, cells, months, await catalog_of(connection, cells)))
+
+
+async def catalog_of(connection: AsyncConnection, cells: Sequence[Cell]) -> FocusCatalog:
+    """The catalog rows that these cells name."""
     rates = {rate_id for cell in cells for rate_id in parse_ids(cell.key.rate_ids)}
     terms = {cell.key.terms_id for cell in cells}
-    source = FocusSource(
-        document=document,
-        cells=cells,
-        months=months,
+    return FocusCatalog(
         prices=await price_rows_of(connection, {cell.key.price_row_id for cell in cells}),
         sells=await sell_rows_of(connection, {cell.key.sell_id for cell in cells}),
         terms={
@@ -53,4 +57,3 @@ async def statement_focus(connection: AsyncConnection, row: StatementRow) -> lis
             )
         },
     )
-    return focus_rows(source)

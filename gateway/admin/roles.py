@@ -40,7 +40,7 @@ ROOT: Final = Principal("admin", Role.OWNER)
 """Whoever holds the admin key."""
 
 TeamFrom = Literal["path", "query", "body", "key", "request", "budget", "projects", "none"]
-"""Where a route says whose it is: `team_id` in the path, the query or the body; the key, the request or the budget that the path names;
+"""Where a route says whose it is: `team_id` in the path, the query or the body; the key, request or budget that the path names;
 `project_ids` in the query; `none` where nothing of any team can be seen."""
 
 
@@ -107,6 +107,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "GET /admin/v1/budgets/{budget_id}": _read("budget"),
     "POST /admin/v1/budgets/{budget_id}/end": _BUDGETS,
     "GET /admin/v1/usage": _read("query"),
+    "GET /admin/v1/usage/focus": _read("query"),
     "GET /admin/v1/usage/requests": _read("query"),
     "GET /admin/v1/usage/requests/{request_id}": _read("request"),
     "GET /admin/v1/usage/requests/{request_id}/corrections": _READ,

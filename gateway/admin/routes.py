@@ -14,6 +14,7 @@ from gateway.admin.budgets import BudgetsController
 from gateway.admin.corrections import CorrectionsController
 from gateway.admin.exchange import RatesController, TermsController
 from gateway.admin.failures import HANDLERS
+from gateway.admin.focus import FocusController
 from gateway.admin.guard import acting_of, admin_guard, refuse_unknown_query
 from gateway.admin.keys import KeysController
 from gateway.admin.live_routes import RoutesController
@@ -46,6 +47,7 @@ CONTROLLERS: Final = (
     TermsController,
     BudgetsController,
     UsageController,
+    FocusController,
     StatementsController,
     WhatIfController,
     BreakEvenController,

@@ -80,7 +80,7 @@ class UsageController(Controller):
         cursor: Cursor = None,
         limit: Annotated[int, QueryParameter(ge=1, le=MAX_BUCKETS)] = 200,
     ) -> BucketPage:
-        start_us, end_us = _range(start, end)
+        start_us, end_us = usage_range(start, end)
         async with rooms.read() as connection:
             page = await usage_buckets(
                 connection,
@@ -142,7 +142,7 @@ class UsageController(Controller):
         return _shown(row, rooms)
 
 
-def _range(start: str | None, end: str | None) -> tuple[int, int]:
+def usage_range(start: str | None, end: str | None) -> tuple[int, int]:
     """The asked range widened to whole quarter-hours, which is what rollups hold; by default the last 30 days."""
     end_us = moment_us(end, "end")
     end_us = -quarter_of(-end_us) if end_us is not None else quarter_of(now_us()) + QUARTER_US

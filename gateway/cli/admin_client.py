@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -57,6 +58,14 @@ class AdminClient:
         """An answer that is no JSON, as it came."""
         return self._answer("GET", path, params=_given(params or {})).text
 
+    def pieces(self, path: str, params: Mapping[str, object] | None = None) -> Iterator[str]:
+        """The same, of any length, as it comes."""
+        with self._connected(), self._client.stream("GET", path, params=_given(params or {})) as answer:
+            if not answer.is_success:
+                answer.read()
+                raise CliError(_message(answer))
+            yield from answer.iter_text()
+
     def post(self, path: str, body: Mapping[str, object]) -> Json:
         return self._call("POST", path, json=dict(body))
 
@@ -85,16 +94,21 @@ class AdminClient:
         return body
 
     def _answer(self, method: str, path: str, **options: Any) -> httpx.Response:
-        try:
+        with self._connected():
             answer = self._client.request(method, path, **options)
+        if answer.is_success:
+            return answer
+        raise CliError(_message(answer))
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        try:
+            yield
         except httpx.HTTPError as error:
             raise CliError(
                 f"no gateway answers at {self._url} ({str(error) or type(error).__name__}); "
                 "start one with `metergate serve`, or say where it is: --url or METERGATE_URL"
             ) from error
-        if answer.is_success:
-            return answer
-        raise CliError(_message(answer))
 
 
 def _given(params: Mapping[str, object]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import click
 
@@ -12,6 +12,16 @@ HELP_TIME = "RFC 3339 time, such as 2026-01-01T00:00:00Z (default: now)."
 def given(**fields: object) -> dict[str, object]:
     """The fields that were given: an option left out is left to the API's default."""
     return {name: value for name, value in fields.items() if value is not None and value != ()}
+
+
+def text_lines(pieces: Iterable[str]) -> Iterator[str]:
+    """A text that comes in pieces, line by line, each with its end."""
+    rest = ""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split("\n")
+        yield from (f"{line}\n" for line in lines)
+    if rest:
+        yield rest
 
 
 def tags(pairs: tuple[str, ...]) -> Mapping[str, str] | None:

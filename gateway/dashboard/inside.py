@@ -6,7 +6,8 @@ code, and no figure is computed in a second place.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -69,13 +70,45 @@ class Inside:
         body: Mapping[str, object] | None = None,
     ) -> bytes:
         """The answer's body. Raises `Refused` for any status from 400 on."""
+        answer = _Answer(b"" if body is None else msgspec.json.encode(body))
+        await self.app(self._scope(method, path, query, answer.content), answer.receive, answer.send)
+        if answer.status >= 400:
+            raise _refused(answer.status, answer.body)
+        return answer.body
+
+    async def pieces(self, path: str, query: Mapping[str, object] | None = None) -> AsyncIterator[bytes]:
+        """The answer's body as it is made, never more than a piece ahead; the first piece is empty and comes with its status.
+
+        Raises `Refused` instead of it.
+        """
+        messages: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue(1)
+        scope = self._scope("GET", path, query, b"")
+        asking = asyncio.ensure_future(self.app(scope, _Answer(b"").receive, messages.put))
+        try:
+            status = (await _next(messages, asking))["status"]
+            if status < 400:
+                yield b""
+            body, more = b"", True
+            while more:
+                message = await _next(messages, asking)
+                more = message.get("more_body", False)
+                if status < 400:
+                    yield message.get("body", b"")
+                else:
+                    body += message.get("body", b"")
+            if status >= 400:
+                raise _refused(status, body)
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    def _scope(self, method: str, path: str, query: Mapping[str, object] | None, content: bytes) -> dict[str, Any]:
         given = {name: _text(value) for name, value in (query or {}).items() if value is not None and value != ""}
-        content = b"" if body is None else msgspec.json.encode(body)
         headers = [(b"host", b"inside"), (b"content-type", b"application/json")]
         headers += [(b"content-length", str(len(content)).encode())]
         headers += [(b"x-forwarded-for", value) for value in self.forwarded]
         whole = f"{ADMIN}{path}"
-        scope: dict[str, Any] = {
+        return {
             "type": "http",
             "asgi": {"version": "3.0"},
             "http_version": "1.1",
@@ -90,21 +123,33 @@ class Inside:
             "server": ("inside", 80),
             PRINCIPAL: self.principal,
         }
-        answer = _Answer(content)
-        await self.app(scope, answer.receive, answer.send)
-        if answer.status >= 400:
-            raise _refused(answer.status, answer.body)
-        return answer.body
+
+
+async def _next(messages: asyncio.Queue[MutableMapping[str, Any]], asking: asyncio.Future[None]) -> Json:
+    """The next message, or the failure that kept it from coming."""
+    waiting = asyncio.ensure_future(messages.get())
+    both: set[asyncio.Future[Any]] = {waiting, asking}
+    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    if messages.empty() and not waiting.done():
+        waiting.cancel()
+        asking.result()
+        raise ConnectionError("the admin API ended without an answer")
+    return dict(await waiting)
 
 
 class _Answer:
     def __init__(self, content: bytes) -> None:
-        self._content = content
+        self.content = content
         self.status = 500
         self.body = b""
+        self._asked = False
 
     async def receive(self) -> Json:
-        return {"type": "http.request", "body": self._content, "more_body": False}
+        """The request, once; after it nobody ever leaves."""
+        if self._asked:
+            await asyncio.get_running_loop().create_future()
+        self._asked = True
+        return {"type": "http.request", "body": self.content, "more_body": False}
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":

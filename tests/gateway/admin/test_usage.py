@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import csv
+import io
+from decimal import Decimal
 from uuid import UUID
 
+import httpx
 import pytest
 from sqlalchemy import text
 
@@ -9,9 +13,10 @@ from billing.ledger import AttemptRecord, UsageRecord, record
 from billing.rating import AttemptUsage, Payer, rate
 from billing.usage import Usage
 from gateway.ids import new_request_id, time_us_of
-from tests.gateway.admin.conftest import Gateway, Operator
+from tests.gateway.admin.conftest import ADMIN_KEY, Gateway, Operator
 
 MILLION_OUT = Usage(output=1_000_000)
+HEADERS = {"authorization": f"Bearer {ADMIN_KEY}"}
 
 
 async def book(operator: Operator) -> str:
@@ -204,3 +209,36 @@ async def test_the_rows_sum_to_the_rollup_to_the_last_nano(gateway: Gateway, ope
         rows = await connection.scalar(text("SELECT sum(settled_nano) FROM usage"))
         rolled = await connection.scalar(text("SELECT sum(settled_nano) FROM rollup_traffic"))
     assert int(rows or 0) == int(rolled or 0) > 0
+
+
+async def test_a_range_and_its_filters_are_a_focus_file_that_sums_to_the_ledger(
+    gateway: Gateway, operator: Operator, client: httpx.AsyncClient
+) -> None:
+    team = await book(operator)
+    key = (await operator.post("/keys", {"team_id": team, "name": "ci"}))["id"]
+    for number in range(4):
+        await serve(gateway, team, Usage(input=1_234 + number, output=567), key=key if number else "key_other")
+
+    async def rows(**query: str) -> list[dict[str, str]]:
+        answer = await client.get("/admin/v1/usage/focus", params=query, headers=HEADERS)
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/csv; charset=utf-8"), answer.text
+        assert answer.headers["content-disposition"].startswith('attachment; filename="focus-20')
+        return list(csv.DictReader(io.StringIO(answer.text)))
+
+    for query, count in (({}, 4), ({"team_id": team}, 4), ({"key_id": key}, 3), ({"model": "x"}, 0)):
+        asked = {name: str(value) for name, value in query.items()}
+        found = await rows(**asked)
+        ledger = (await operator.get("/usage/requests", **query))["data"]
+        assert len(ledger) == count
+        billed = sum(Decimal(row["BilledCost"]) for row in found)
+        assert billed == sum(Decimal(row["settled"]["amount"]) for row in ledger)
+        assert {row["x_TokenClass"] for row in found} == ({"input", "output"} if count else set())
+    assert {(row["SubAccountId"], row["SubAccountName"]) for row in await rows(key_id=key)} == {(key, "ci")}
+    assert await rows(key_id=key, team_id=await operator.team("ads")) == []
+    assert await rows(key_id="key_nobody") == []
+    for query, field in (
+        ({"interval": "week"}, "interval"),
+        ({"timezone": "x"}, "timezone"),
+        ({"start": "x"}, "start"),
+    ):
+        assert (await operator.get("/usage/focus", status=422, **query))["error"]["param"] == field

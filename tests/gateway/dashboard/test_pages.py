@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import hashlib
 import html
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -218,6 +220,7 @@ def test_rule_10_every_page_shows_the_ledgers_sums_for_a_month_of_any_zone(
     pages = {path: owner.get(f"{path}?{zone}").text for path in ("", "/explore")}
     exported = owner.get(f"/explore/export.csv?group=key&{zone}").text.splitlines()
     header = exported[0].split(",")
+    focus = list(csv.DictReader(io.StringIO(owner.get(f"/explore/focus.csv?{zone}").text)))
     for currency in ("CNY", "USD"):
         ledger = sum(
             (
@@ -230,6 +233,8 @@ def test_rule_10_every_page_shows_the_ledgers_sums_for_a_month_of_any_zone(
         shown = speech.money({"amount": str(ledger.normalize()), "currency": currency})
         for path, text in pages.items():
             assert shown in text, f"{path} {timezone}: {shown}"
+        billed = [Decimal(row["BilledCost"]) for row in focus if row["BillingCurrency"] == currency]
+        assert sum(billed) == ledger
         column = header.index(f"settled {currency}")
         assert sum(Decimal(line.split(",")[column]) for line in exported[1:]) == ledger
     assert f">{speech.number(len(rows))}<" in pages[""]
