@@ -67,7 +67,7 @@ def price_drift(
     our_book, feed = _by_key(ours, "the book"), _by_key(theirs, "the feed")
     if not feed:
         raise InvalidPrice("feed: it prices none of the book's models; is it the right one?", field="feed")
-    acknowledged = {(*_key(each), _micro(each.ours), _micro(each.theirs)) for each in known}
+    acknowledged = _acknowledged(known)
     shared = {key[:2] for key in our_book} & {key[:2] for key in feed}
     found = []
     for key in sorted(our_book.keys() | feed.keys()):
@@ -76,6 +76,15 @@ def price_drift(
             continue
         found.append(Drift(*key, _text(left), _text(right), (*key, left, right) in acknowledged))
     return found
+
+
+def is_known(drift: Drift, known: Iterable[Acknowledged]) -> bool:
+    """Whether somebody has looked at this difference as it stands."""
+    return (*_key(drift), _micro(drift.ours), _micro(drift.theirs)) in _acknowledged(known)
+
+
+def _acknowledged(known: Iterable[Acknowledged]) -> set[tuple[str, str, str, int, int | None, int | None]]:
+    return {(*_key(each), _micro(each.ours), _micro(each.theirs)) for each in known}
 
 
 def read_acknowledged(text: str) -> list[Acknowledged]:

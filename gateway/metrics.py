@@ -127,6 +127,9 @@ class Metrics:
         self.corrected = self._counter("lost_corrected", "Lost rows corrected by an outcome that turned up later.")
 
         self.drift = self._gauge("drift", "Derived figures that differed from their rows at the last look.", "table")
+        self.price_drift = self._gauge(
+            "price_drift", "Prices that differ from what a source lists and nobody has acknowledged.", "source"
+        )
         self.drift_repaired = self._counter("drift_repaired", "Derived figures made again out of their rows.")
         self.catalog_stale = self._gauge(
             "catalog_stale_seconds", "Time since the catalog was last known to be current."

@@ -29,6 +29,7 @@ from gateway.metering.process import RecorderProcess, Recording
 from gateway.metering.progress import watch_journal
 from gateway.metering.reconcile import Reconciliation
 from gateway.metrics import MAX_ROUTES, Metrics
+from gateway.price_drift import PriceDrift
 from gateway.rates.keeper import RateKeeper
 from gateway.routing.allowances import Allowances
 from gateway.routing.breaker import State
@@ -70,6 +71,7 @@ class Services:
     webhooks: Webhooks
     thresholds: Thresholds
     rates: RateKeeper
+    price_drift: PriceDrift
     maintenance: Maintenance
     reconciliation: Reconciliation
     watch: Watch = field(default_factory=Watch)
@@ -97,6 +99,7 @@ class Services:
         self.webhooks.start()
         self.thresholds.start()
         self.rates.start()
+        self.price_drift.start()
         self.watch.start()
         self.maintenance.start()
         self._watch_metrics()
@@ -130,6 +133,7 @@ class Services:
         shipped = await self.recorder.stop()
         await self.wallets.stop()
         await self.rates.stop()
+        await self.price_drift.stop()
         await self.thresholds.stop()
         await self.webhooks.stop()
         await self.catalog.stop()
@@ -235,6 +239,7 @@ async def build_services(settings: Settings, record: StartRecorder = _recorder_p
         webhooks=webhooks,
         thresholds=thresholds,
         rates=RateKeeper(database, metrics, settings.rates),
+        price_drift=PriceDrift(catalog, settings.price_drift.known, metrics),
         maintenance=Maintenance(database, settings.retention),
     )
 

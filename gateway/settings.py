@@ -75,6 +75,13 @@ class WebhookSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return tuple(ip_network(text, strict=False) for text in self.networks)
 
 
+class PriceDriftSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The alarm for prices that differ from what others list."""
+
+    known: Path | None = None
+    """The differences that stand on purpose, as `metergate price drift --known FILE --acknowledge NOTE` writes them."""
+
+
 class OidcSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Signing in to the dashboard through an OpenID Connect provider. Without an `issuer` only keys and tokens open it."""
 
@@ -139,6 +146,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     oidc: OidcSettings = field(default_factory=OidcSettings)
     rates: RateSettings = field(default_factory=RateSettings)
+    price_drift: PriceDriftSettings = field(default_factory=PriceDriftSettings)
     trusted_proxies: list[str] = []
     """Addresses or networks whose `x-forwarded-for` is believed."""
     auth_stale_s: Annotated[int, Meta(ge=1)] = 900

@@ -17,6 +17,7 @@ from billing.times import now_us
 from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, after_id, cut
 from gateway.admin.price_bodies import PostPrice, PriceAnswer, answer_of, draft_of
 from gateway.admin.services import Injected, Rooms
+from gateway.price_drift import DriftReport
 
 Filter = Annotated[str | None, QueryParameter(max_length=300)]
 
@@ -83,6 +84,10 @@ class PricesController(Controller):
         current = {row.id for row in book.current(at_us=now_us(), version=book.version)}
         listed = [ListedPrice(**asdict(answer_of(row)), in_force=row.id in current) for row in page]
         return PricePage(listed, next_cursor)
+
+    @get("/drift", summary="Where the book differs from the list prices that are known here")
+    async def drift(self, rooms: Injected) -> DriftReport:
+        return await rooms.services.price_drift.look()
 
 
 def _warnings(row: PriceRow, rooms: Rooms) -> list[str]:

@@ -87,6 +87,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "GET /admin/v1/prices": _READ,
     "POST /admin/v1/prices": _BILLING,
     "GET /admin/v1/prices/explain": _READ,
+    "GET /admin/v1/prices/drift": _READ,
     "GET /admin/v1/price-books": _READ,
     "GET /admin/v1/price-books/{version}/diff": _READ,
     "POST /admin/v1/price-books/import": _BILLING,

@@ -25,6 +25,7 @@ from gateway.admin.failures import changed_meanwhile
 from gateway.admin.roles import ROOT, Principal, Role
 from gateway.admission.admission import Admission
 from gateway.catalog import Catalog
+from gateway.price_drift import PriceDrift
 from gateway.routing.routes import Router
 from gateway.settings import Settings
 
@@ -51,6 +52,9 @@ class AdminServices(Protocol):
 
     @property
     def admission(self) -> Admission: ...
+
+    @property
+    def price_drift(self) -> PriceDrift: ...
 
 
 class Editable(Struct, frozen=True):

@@ -38,7 +38,7 @@ PREVIEW_COLUMNS = (
 )
 DRAFT_COLUMNS = ("id", "state", "note", "rows", "created_at", "closed_at", "version")
 BOOK_COLUMNS = ("version", "state", "published_at", "added", "note", "hash")
-DRIFT_COLUMNS = ("state", "provider", "model", "token_class", "min_input_tokens", "ours", "theirs")
+DRIFT_COLUMNS = ("state", "source", "provider", "model", "token_class", "min_input_tokens", "ours", "theirs")
 DIFF_COLUMNS = (*(f"price.{name}" for name in PRICE_COLUMNS), "before.amount", "before.effective_from")
 EXPLAIN_COLUMNS = ("applies", "why", *(f"price.{name}" for name in PRICE_COLUMNS))
 SELL_COLUMNS = ("id", "team_id", "provider", "model", "multiplier", "sell_list", "effective_from")
@@ -243,22 +243,26 @@ def price_explain(
 @click.option("--acknowledge", metavar="NOTE", help="Write today's differences to --known, with this note.")
 @admin_options
 def price_drift(known: Path | None, acknowledge: str | None, url: str, as_json: bool) -> None:
-    """Compare the book with the genai-prices package. It never writes the book; exit 1 where a difference is new."""
-    from billing.price_drift import price_drift as compare
-    from billing.price_drift import read_acknowledged, write_acknowledged
-    from gateway.cli.price_feed import feed_prices, our_prices
+    """Where the book differs from the list prices that the gateway knows of: this release's own book, and the genai-prices
+    package where that is installed. It never writes the book; exit 1 where a difference is new."""
+    from billing.price_drift import Acknowledged, Drift, is_known, read_acknowledged, write_acknowledged
 
     if acknowledge is not None and known is None:
         raise click.UsageError("--acknowledge needs --known FILE to write to")
-    with AdminClient(url) as client:
-        ours = our_prices(client.pages("/prices"))
-    standing = read_acknowledged(known.read_text(encoding="utf-8")) if known is not None and known.exists() else []
-    found = compare(ours, feed_prices(ours), standing)
-    rows: list[Json] = [{name: getattr(each, name) for name in (*DRIFT_COLUMNS[1:], "known")} for each in found]
-    print_rows([{**row, "state": "known" if row["known"] else "new"} for row in rows], DRIFT_COLUMNS, as_json)
+    with AdminClient(url, timeout_s=60) as client:
+        answer = client.get("/prices/drift")
+    standing: list[Acknowledged] = []
+    if known is not None and known.exists():
+        standing = read_acknowledged(known.read_text(encoding="utf-8"))
+    found = [Drift(**{name: row[name] for name in Drift.__struct_fields__}) for row in answer["data"]]
+    new = [not each.known and not is_known(each, standing) for each in found]
+    rows = [{**row, "state": "new" if is_new else "known"} for row, is_new in zip(answer["data"], new, strict=True)]
+    print_rows(rows, DRIFT_COLUMNS, as_json)
+    for source in answer["sources"]:
+        click.echo(f"{source['name']}: {source['state']}, {source['prices']} prices ({source['detail']})", err=True)
     if acknowledge is not None and known is not None:
         known.write_text(write_acknowledged(found, standing, acknowledge), encoding="utf-8")
-    elif any(not each.known for each in found):
+    elif any(new):
         raise click.exceptions.Exit(1)
 
 

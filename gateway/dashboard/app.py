@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from functools import cache
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote
@@ -37,6 +38,9 @@ FILES: Final = {
 }
 
 Seen = NamedDependency[SkipValidation[Visit]]
+
+
+_WHOLE: Final = re.compile(r"-?[0-9]{1,18}")
 
 
 class SignInFirst(Exception):
@@ -104,6 +108,11 @@ async def read_form(request: Request[Any, Any, Any]) -> dict[str, str]:
     body = await request.body()
     pairs = parse_qsl(body.decode("utf-8", "replace"), max_num_fields=200)
     return {name: value.strip() for name, value in pairs if value.strip()}
+
+
+def whole(text: str) -> int | str:
+    """A number, or the text as it came: the API says what is wrong with it."""
+    return int(text) if _WHOLE.fullmatch(text) else text
 
 
 def _failed(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:

@@ -8,11 +8,24 @@ from litestar import Controller, Request, Response, get, post
 
 from billing.times import format_time, now_us
 from billing.usage import TokenClass
-from gateway.dashboard.app import Seen, read_form
+from gateway.dashboard.app import Seen, read_form, whole
 from gateway.dashboard.inside import Json, Refused
 
 CHANGES: Final = frozenset({"/prices", "/price-books", "/rates", "/terms", "/sell-prices"})
 RECENT: Final = 12
+PRICE_FIELDS: Final = (
+    "provider",
+    "model",
+    "token_class",
+    "currency",
+    "amount",
+    "effective_from",
+    "source",
+    "unit",
+    "service_tier",
+    "processing",
+)
+UNITS: Final = ("mtok", "request", "second", "image", "hour")
 
 
 class PricesController(Controller):
@@ -43,15 +56,29 @@ class PricesController(Controller):
             changes=[entry for entry in log if "/" + entry["target"].split("/")[1] in CHANGES][:RECENT],
             unpriced=[route for route in routes if route["priced"] is False],
             classes=[str(each) for each in TokenClass],
+            units=UNITS,
+            lists=sorted({each.price_list for each in visit.services.router.providers.values()}),
+            providers=sorted(visit.services.router.providers),
             teams=teams,
             now=now,
         )
 
+    @get("/drift", include_in_schema=False)
+    async def drift(self, visit: Seen) -> Response[str]:
+        """The part of the page that may take a second the first time of a day: it is fetched after the rest is shown."""
+        report = await visit.api.get("/prices/drift")
+        fresh = sum(not row["known"] for row in report["data"])
+        template = "price_drift_rows" if "part" in visit.look.query else "price_drift"
+        return visit.page(template, rows=report["data"], fresh=fresh, sources=report["sources"])
+
     @post("/", include_in_schema=False)
     async def create(self, request: Request[Any, Any, Any], visit: Seen) -> Response[Any]:
         form = await read_form(request)
-        names = ("provider", "model", "token_class", "currency", "amount", "effective_from", "source")
-        body: Json = {name: form[name] for name in names if name in form}
+        body: Json = {name: form[name] for name in PRICE_FIELDS if name in form}
+        if "min_input_tokens" in form:
+            body["min_input_tokens"] = whole(form["min_input_tokens"])
+        if form.get("supersede") == "yes":
+            body["supersede"] = True
         return await _posted(visit, "/prices", body)
 
     @post("/rates", include_in_schema=False)
@@ -63,9 +90,10 @@ class PricesController(Controller):
     @post("/terms", include_in_schema=False)
     async def term(self, request: Request[Any, Any, Any], visit: Seen) -> Response[Any]:
         form = await read_form(request)
-        body: Json = {name: form[name] for name in ("team_id", "base", "quote", "policy", "rate") if name in form}
+        names = ("team_id", "provider", "base", "quote", "policy", "rate", "effective_from")
+        body: Json = {name: form[name] for name in names if name in form}
         if "bps" in form:
-            body["bps"] = int(form["bps"]) if form["bps"].lstrip("-").isdecimal() else form["bps"]
+            body["bps"] = whole(form["bps"])
         return await _posted(visit, "/terms", body)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 from litestar import Controller, Request, Response, get, post
 from litestar.params import FromPath
 
-from gateway.dashboard.app import Seen, read_form
+from gateway.dashboard.app import Seen, read_form, whole
 from gateway.dashboard.budget_lines import budget_lines
 from gateway.dashboard.inside import Json, Refused
 from gateway.dashboard.visit import Visit
@@ -129,7 +129,7 @@ def _only(form: dict[str, str], *names: str) -> Json:
 
 def _policy(form: dict[str, str]) -> Json:
     """Limits and models; an empty field is no limit, no model is all of them. What is no number stays a text: the API says so."""
-    limits = {name: int(form[name]) if form[name].isdecimal() else form[name] for name in LIMITS if name in form}
+    limits = {name: whole(form[name]) for name in LIMITS if name in form}
     models = [each.strip() for each in form.get("models", "").split(",") if each.strip()]
     ips = [each.strip() for each in form.get("allowed_ips", "").split(",") if each.strip()]
     return {"limits": limits or None, "models": models or None, "allowed_ips": ips or None}

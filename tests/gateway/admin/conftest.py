@@ -19,6 +19,7 @@ from gateway.admin.routes import admin_routers
 from gateway.admission.admission import Admission
 from gateway.admission.build import build_admission
 from gateway.catalog import Catalog
+from gateway.price_drift import PriceDrift
 from gateway.routing.routes import Router
 from gateway.settings import Settings, load_settings
 
@@ -46,6 +47,7 @@ class Gateway:
     authenticator: Authenticator
     router: Router
     admission: Admission
+    price_drift: PriceDrift
 
 
 class Operator:
@@ -111,7 +113,8 @@ async def gateway(settings: Settings) -> AsyncIterator[Gateway]:
     router = Router(settings)
     admission = build_admission(settings, catalog, database)
     await admission.start()
-    yield Gateway(settings, database, catalog, Authenticator(catalog, pepper), router, admission)
+    drift = PriceDrift(catalog, None)
+    yield Gateway(settings, database, catalog, Authenticator(catalog, pepper), router, admission, drift)
     await admission.stop()
     await catalog.stop()
     await router.aclose()

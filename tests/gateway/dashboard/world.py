@@ -30,6 +30,7 @@ from gateway.admin.routes import admin_routers
 from gateway.admission.build import build_admission
 from gateway.catalog import Catalog
 from gateway.database import upgrade
+from gateway.price_drift import PriceDrift
 from gateway.routing.routes import Router
 from gateway.settings import load_settings
 from tests.e2e.product import ROOT, Product, until
@@ -123,7 +124,8 @@ async def _build(folder: Path, config: Path, url: str, requests: int) -> World:
     await catalog.start()
     router = Router(settings)
     admission = build_admission(settings, catalog, database)
-    gateway = Gateway(settings, database, catalog, Authenticator(catalog, pepper), router, admission)
+    drift = PriceDrift(catalog, None)
+    gateway = Gateway(settings, database, catalog, Authenticator(catalog, pepper), router, admission, drift)
     app = litestar.Litestar(admin_routers(gateway))
     try:
         transport = httpx.ASGITransport(app=cast(Any, app))
