@@ -18,7 +18,7 @@ MAX_LOOKUP, MAX_DRAFTS = 16, 32
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "fp8")
+KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3")
 KERNELS = ("auto", "torch", "triton")
 ROUNDED = ("int8", "int4", "int4-g64", "int4-g128", "fp8")
 """--quantization while loading; int4 alone has groups of 32 inputs."""
@@ -67,8 +67,8 @@ class EngineConfig:
     quantization: str | None = None
     """None: as the file has the weights. One of `ROUNDED` rounds plain ones; one of `STORED` must be what the file is."""
     kv_cache_dtype: str = "auto"
-    """`auto`: the type that --dtype names; with `auto` there too, bfloat16 on the CPU (but
-    float32 for weights in float32) and the activations' type on a GPU."""
+    """`auto`: fp8 where the checkpoint says so; else the type that --dtype names; with `auto` there too, bfloat16 on the CPU
+    (but float32 for weights in float32) and the activations' type on a GPU. fp8: by the checkpoint's scales or measured ones."""
     max_model_len: int | None = None
     """Tokens of prompt plus output. None: what the model declares, or what the pool holds if that is less."""
     max_num_seqs: int = 256

@@ -10,14 +10,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from kernels.fp8 import CacheScales
+from kernels.operations import Operations
+
 from .config import BLOCK_SIZE, EngineConfig
-from .errors import OutOfMemory
+from .errors import ConfigError, OutOfMemory
 from .models.config import ModelConfig
 
 GIB = 1 << 30
 CPU_SHARE = 0.4
 """Of what is free after the weights."""
 CPU_MOST = 4 * GIB
+FP8 = torch.float8_e4m3fn
+CACHE_DTYPES = {
+    "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "fp8": FP8, "fp8_e4m3": FP8,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,8 @@ class KVCache:
 
     layers: list[tuple[torch.Tensor, torch.Tensor]]
     num_blocks: int
+    scales: list[CacheScales] | None = None
+    """By layer, where keys and values are kept in fp8."""
 
 
 def block_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
@@ -66,6 +75,41 @@ def allocate(model: ModelConfig, num_blocks: int, dtype: torch.dtype, device: to
     return KVCache(layers, num_blocks)
 
 
+def cache_dtype(config: EngineConfig, model: ModelConfig, operations: Operations, device: torch.device) -> torch.dtype:
+    """As asked for; else fp8 where the checkpoint was made for it and the path can; else as --dtype says; else, on the CPU,
+    bfloat16 (half the memory to read at every step), unless the weights are float32 themselves. Raises `ConfigError`.
+    """
+    asked = config.kv_cache_dtype
+    if asked == "auto" and _made_for_fp8(model) and FP8 in operations.cache_types:
+        return FP8
+    if asked == "auto":
+        asked = config.dtype
+    if asked == "auto":
+        narrow = device.type == "cpu" and model.dtype != "float32"
+        return torch.bfloat16 if narrow else operations.dtype
+    dtype = CACHE_DTYPES[asked]
+    if dtype not in operations.cache_types:
+        known = " or ".join(
+            name for name in ("float32", "bfloat16", "float16") if CACHE_DTYPES[name] in operations.cache_types
+        )
+        where = (
+            "; fp8 runs on GPUs of compute capability 8.9 and newer, and slowly with --kernels torch"
+            if dtype == FP8
+            else ""
+        )
+        raise ConfigError(f"a KV cache of {asked} is not supported by {operations.name}: use {known}{where}")
+    return dtype
+
+
+def _made_for_fp8(model: ModelConfig) -> bool:
+    """As compressed-tensors and ModelOpt say it in config.json."""
+    quantised = model.own.get("quantization_config") or {}
+    scheme = quantised.get("kv_cache_scheme") or {}
+    return (scheme.get("type") == "float" and scheme.get("num_bits") == 8) or quantised.get(
+        "kv_cache_quant_algo"
+    ) == "FP8"
+
+
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros. On the CPU as pages that the kernel clears when they are first written (numpy asks calloc, torch.zeros writes):
     a start does not wait for gigabytes that nobody uses yet."""
@@ -78,7 +122,7 @@ def _free_bytes(config: EngineConfig, device: torch.device) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return max(0, int(free - total * (1 - config.gpu_memory_utilization)))
-    return min(CPU_MOST, int(CPU_SHARE * free_memory_bytes()))
+    return min(CPU_MOST, int(CPU_SHARE * free_memory_bytes())) // config.processes
 
 
 def free_memory_bytes() -> int:

@@ -1,7 +1,7 @@
 """float32 to fp8 (e4m3), clamped and rounded to nearest even, in kernels.
 
-A GPU's cast rounds. The interpreter's (Triton 3.9) loses the carry where rounding reaches the next power of two (7.8 became 4): there
-a value is first rounded in float32 to one that e4m3 has: three bits of mantissa, or multiples of 2^-9 below 2^-6.
+A GPU's cast rounds. The interpreter's (Triton 3.9) loses the carry where rounding reaches the next power of two (7.8 became 4).
+There a value is first rounded in float32 to one of e4m3's: three bits of mantissa, or multiples of 2^-9 below 2^-6.
 """
 
 from __future__ import annotations

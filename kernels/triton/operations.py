@@ -17,7 +17,7 @@ from ..quantised_weight import Weight, join
 from ..sampling import DrawSettings
 from .add_rms_norm import add_rms_norm
 from .attention import AttentionPlan, paged_attention, plan_attention
-from .configs import BF16_DOT, interpreted
+from .configs import BF16_DOT, device_kind, interpreted
 from .gated_mul import gated_mul
 from .quantised_linear import QuantisedMatrix
 from .rotary import rotary
@@ -35,6 +35,8 @@ class TritonOperations(TorchOperations):
             self.name = f"Triton kernels in the interpreter, {str(dtype).removeprefix('torch.')}"
         else:
             self.name = f"Triton kernels on {device}, {str(dtype).removeprefix('torch.')}"
+        if not interpreted() and device_kind(device).generation == "ampere":  # no casts to and from fp8
+            self.cache_types = (torch.float32, torch.bfloat16, torch.float16)
         self._plans: dict[int | None, AttentionPlan] = {}
         """Of the step at hand, by window."""
 

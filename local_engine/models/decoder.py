@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import torch
 
@@ -89,6 +90,8 @@ class Decoder:
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """float32 [len(rows), vocab] for rows of the step that `compute` ran last."""
+        scales = cache.scales or [None] * len(self._attention)
+        self._attention = [replace(how, scales=own) for how, own in zip(self._attention, scales, strict=True)]
         chosen = self.hidden[rows.to(self._device)]
         logits = self._operations.logits(chosen, self.norm, self.config.rms_norm_eps, self.head)
         if (cap := self._family.logit_softcap) is not None:

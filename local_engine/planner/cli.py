@@ -71,6 +71,8 @@ def _wish(given: argparse.Namespace, shape: ModelShape) -> Wish:
             raise ConfigError(f"--dtype does not change weights that are published in {shape.stored}: leave it out")
         precision = "fp32" if given.dtype == "float32" else "bf16"
     kv_dtype = given.kv_cache_dtype
+    if kv_dtype == "fp8_e4m3":
+        kv_dtype = "fp8"
     if kv_dtype == "auto":
         kv_dtype = given.dtype if given.dtype != "auto" else "bfloat16"
     # The same checks, in the same words, as `engine serve` makes.
@@ -123,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--kv-cache-memory-bytes", type=bytes_flag, help="at most so much KV cache per GPU")
     add("--quantization", "-q", choices=sorted(QUANTIZATION))
     add("--dtype", choices=("auto", *sorted(set(VALUE_BYTES) - {"fp8"})), default="auto")
-    add("--kv-cache-dtype", choices=("auto", *sorted(VALUE_BYTES)), default="auto")
+    add("--kv-cache-dtype", choices=("auto", *sorted(VALUE_BYTES), "fp8_e4m3"), default="auto")
     add("--enforce-eager", action="store_true", help="without CUDA graphs")
     add("--json", action="store_true", help="for machines")
     return parser

@@ -9,7 +9,7 @@ SERVED = frozenset(name for name in ARCHITECTURES if name[0].isupper())
 """Under config.json's names; the others are GGUF's."""
 SPLITS = False
 """Tensor parallelism."""
-KV_DTYPES = frozenset({"float32", "float16", "bfloat16"})
+KV_DTYPES = frozenset({"float32", "float16", "bfloat16", "fp8"})
 
 
 UNSPLIT = "this engine does not split a model over GPUs yet"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,11 +33,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def runner(folder: Path, kernels: str) -> ModelRunner:
+def runner(folder: Path, kernels: str, **changes: Any) -> ModelRunner:
     return ModelRunner(
         EngineConfig(
             str(folder), device="cpu", dtype="float32", kernels=kernels, num_blocks_override=12,
-            max_num_batched_tokens=64, max_model_len=64,
+            max_num_batched_tokens=64, max_model_len=64, **changes,
         )
     )  # fmt: skip
 
@@ -67,6 +68,12 @@ def test_three_prompts_give_the_same_eight_tokens_on_triton_as_on_torch(folder: 
     triton_engine = runner(folder, "triton")
     assert "Triton kernels in the interpreter" in triton_engine.precision
     assert generated(triton_engine, 8) == generated(runner(folder, "torch"), 8)
+
+
+def test_an_fp8_cache_gives_the_same_tokens_on_triton_as_on_torch(folder: Path) -> None:
+    triton_engine = runner(folder, "triton", kv_cache_dtype="fp8")
+    assert "KV cache float8_e4m3fn with measured scales (12 blocks of 16)" in triton_engine.precision
+    assert generated(triton_engine, 3) == generated(runner(folder, "torch", kv_cache_dtype="fp8_e4m3"), 3)
 
 
 def test_triton_in_bfloat16_cannot_be_asked_for_in_the_interpreter() -> None:

@@ -156,5 +156,7 @@ def test_the_cache_follows_the_weights_unless_it_is_told_otherwise(tmp_path: Pat
     assert "KV cache float32" in runner_of(tmp_path).precision
     assert "KV cache bfloat16" in runner_of(tmp_path, dtype="bfloat16").precision
     assert "KV cache bfloat16" in runner_of(tmp_path, kv_cache_dtype="bfloat16").precision
-    with pytest.raises(ConfigError, match="use float32 or bfloat16"):
+    with pytest.raises(
+        ConfigError, match="KV cache of fp8 is not supported by numba kernels.*: use float32 or bfloat16; fp8 runs on"
+    ):
         runner_of(tmp_path, kv_cache_dtype="fp8")
