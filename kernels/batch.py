@@ -27,6 +27,9 @@ class StepLayout:
     block_tables: torch.Tensor
     adapters: tuple[int | None, ...] = ()
     """Each sequence's low-rank adapter, if it has one; empty where nobody has."""
+    decoding: torch.Tensor | None = None
+    """int32 [T, 4] on the device: attention's work items of a step with one token for each sequence, whose lengths the host does
+    not know yet; `context` then has the longest that they may be (triton/attention.py)."""
 
     @property
     def tokens(self) -> int:

@@ -15,6 +15,7 @@ the cache are 64 bits wide.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import triton
@@ -25,10 +26,13 @@ from ..fp8 import CacheScales
 from .configs import BF16_DOT, Tiles, attention_tiles, interpreted, splits_for
 from .write_cache import scales_of
 
+MOST_SPLIT = 256
+"""Tokens of a step whose keys may be read in parts: more would make the parts large, and have programs enough."""
+
 
 @triton.jit
 def _attend(
-    q, q_token, q_head, k_cache, v_cache, block_stride, head_stride, row_stride, tables, table_stride, items,
+    q, q_token, q_head, k_cache, v_cache, block_stride, head_stride, row_stride, tables, table_stride, entry_stride, items,
     out, out_token, out_head, part_sums, part_best, k_scales, v_scales, scale, softcap, size,
     GROUP: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SPLITS: tl.constexpr, UPCAST: tl.constexpr,
     SCALED: tl.constexpr,
@@ -70,7 +74,9 @@ def _attend(
     for number in range(start, stop):
         key = number * N + tl.arange(0, N)
         readable = (key < last) & (key >= begin)
-        page = tl.load(tables + sequence * table_stride + key // ROWS, mask=readable, other=0).to(tl.int64)
+        page = tl.load(tables + sequence * table_stride + key // ROWS * entry_stride, mask=readable, other=0).to(
+            tl.int64
+        )
         place = page * block_stride + kv_head * head_stride + (key % ROWS) * row_stride
         wanted = readable[:, None] & (column < size)[None, :]
         keys = tl.load(k_cache + place[:, None] + column[None, :], mask=wanted, other=0.0)
@@ -131,7 +137,7 @@ def _join(
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
     """How one step is cut into programs; the same for all its layers. `items` int32 [n, 4] on the device: sequence, first
-    token in the batch, tokens, position of the first."""
+    token in the batch, tokens (0: padding), position of the first."""
 
     items: torch.Tensor
     tokens: int
@@ -147,6 +153,9 @@ def plan_attention(layout: StepLayout, heads: int, kv_heads: int, window: int | 
     rows = max(tiles.m, triton.next_power_of_2(group))
     tiles = Tiles(rows, tiles.n, 0, tiles.warps, tiles.stages)
     per_item = rows // group
+    splits = _splits(layout, kv_heads, window, tiles, per_item)
+    if layout.decoding is not None:
+        return AttentionPlan(layout.decoding, layout.tokens, tiles, splits)
     items: list[tuple[int, int, int, int]] = []
     for sequence, context in enumerate(layout.context):
         start, stop = layout.query_start[sequence], layout.query_start[sequence + 1]
@@ -154,14 +163,19 @@ def plan_attention(layout: StepLayout, heads: int, kv_heads: int, window: int | 
         for at in range(start, stop, per_item):
             items.append((sequence, at, min(per_item, stop - at), position + at - start))
     items.sort(key=lambda item: -item[2] * (item[3] + item[2]))
-    longest = max(layout.context, default=0)
-    steps = -(-min(longest, window or longest) // tiles.n)
-    # Parts of prompts would be large; a prompt has programs enough.
-    splits = splits_for(device, len(items) * kv_heads, steps) if layout.tokens <= 256 else 1
     host = torch.tensor(items, dtype=torch.int32)
     if device.type == "cuda":
         host = host.pin_memory().to(device, non_blocking=True)
     return AttentionPlan(host, layout.tokens, tiles, splits)
+
+
+def _splits(layout: StepLayout, kv_heads: int, window: int | None, tiles: Tiles, per_item: int) -> int:
+    if layout.tokens > MOST_SPLIT:
+        return 1
+    counts = (stop - start for start, stop in pairwise(layout.query_start))
+    programs = kv_heads * sum(-(-count // per_item) for count in counts)
+    longest = max(layout.context, default=0)
+    return splits_for(layout.block_tables.device, programs, -(-min(longest, window or longest) // tiles.n))
 
 
 def paged_attention(
@@ -196,7 +210,7 @@ def paged_attention(
     padded = max(16, triton.next_power_of_2(size))
     _attend[(len(plan.items), kv_heads, splits)](
         q, q.stride(0), q.stride(1), k_cache, v_cache, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
-        block_tables, block_tables.stride(0), plan.items, out, out.stride(0), out.stride(1), sums, best,
+        block_tables, *block_tables.stride(), plan.items, out, out.stride(0), out.stride(1), sums, best,
         *scales_of(scales, out), scale, softcap or 1.0, size,
         GROUP=heads // kv_heads, WINDOW=window or 0, SOFTCAP=softcap is not None, SPLITS=splits,
         UPCAST=k_cache.dtype != q.dtype, SCALED=scales is not None, ROWS=BLOCK, M=tiles.m, N=tiles.n, SIZE=padded,

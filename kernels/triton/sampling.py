@@ -27,11 +27,15 @@ NEGATIVE_INFINITY = tl.constexpr(0x007FFFFF)
 
 @triton.jit
 def _draw(
-    logits, row_stride, vocabulary, temperatures, top_ks, top_ps, floors, uniforms, tokens, TILE: tl.constexpr
+    logits, row_stride, vocabulary, settings, settings_stride, tokens, TILE: tl.constexpr
 ):  # fmt: skip
     number = tl.program_id(0)
     row = logits + number.to(tl.int64) * row_stride
-    temperature = tl.load(temperatures + number)
+    temperature = tl.load(settings + number).to(tl.float32)
+    top_k = tl.load(settings + settings_stride + number)
+    top_p = tl.load(settings + 2 * settings_stride + number).to(tl.float32)
+    floor = tl.load(settings + 3 * settings_stride + number).to(tl.float32)
+    uniform = tl.load(settings + 4 * settings_stride + number)
 
     best = tl.full([1], float("-inf"), tl.float32)
     first = tl.zeros([1], tl.int32)
@@ -54,15 +58,15 @@ def _draw(
 
     # The threshold only rises: min_p's, then top_k's k-th best logit, then the last logit of top_p's nucleus.
     top = best / temperature
-    threshold = top + tl.load(floors + number)
+    threshold = top + floor
     mass = tl.zeros([1], tl.float64)
     for phase in tl.static_range(3):  # 0: top_k; 1: the mass that is left; 2: top_p
         if phase == 0:
-            searched = tl.load(top_ks + number) > 0
-            wish = tl.load(top_ks + number).to(tl.float64) + tl.zeros([1], tl.float64)
+            searched = top_k > 0
+            wish = top_k + tl.zeros([1], tl.float64)
         else:
-            searched = tl.load(top_ps + number) < 1.0
-            wish = tl.load(top_ps + number) * mass
+            searched = top_p < 1.0
+            wish = top_p * mass
         steps = 1
         if phase != 1:
             steps = tl.where(searched, 32, 0)
@@ -99,7 +103,7 @@ def _draw(
         x = tl.load(row + columns, mask=columns < vocabulary, other=float("-inf")) / temperature
         kept = x >= threshold
         total += tl.sum(tl.where(kept, tl.exp(tl.where(kept, x - top, 0.0)), 0.0).to(tl.float64), axis=0)
-    target = tl.load(uniforms + number) * total
+    target = uniform * total
     walked = tl.zeros([1], tl.float64)
     chosen = tl.full([1], 2147483647, tl.int32)
     last = tl.zeros([1], tl.int32)
@@ -123,15 +127,20 @@ def draw_on_device(logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor
     tokens = torch.empty(rows, dtype=torch.int32, device=device)
     if not rows:
         return tokens
-    floats = torch.tensor(
-        [settings.temperature, settings.top_p, [math.log(p) if p else -math.inf for p in settings.min_p]]
-    )
-    counts = torch.tensor([k if 0 < k < vocabulary else 0 for k in settings.top_k], dtype=torch.int32)
-    uniform = torch.tensor(settings.uniform, dtype=torch.float64)
-    temperature, top_p, floor = floats.to(device, non_blocking=True)
+    packed = torch.tensor(
+        [
+            settings.temperature,
+            [k if 0 < k < vocabulary else 0 for k in settings.top_k],
+            settings.top_p,
+            [math.log(p) if p else -math.inf for p in settings.min_p],
+            settings.uniform,
+        ],
+        dtype=torch.float64,
+        pin_memory=device.type == "cuda",
+    ).to(device, non_blocking=True)
     tile = triton.next_power_of_2(vocabulary) if interpreted() else min(TILE, triton.next_power_of_2(vocabulary))
     _draw[(rows,)](
-        logits, logits.stride(0), vocabulary, temperature, counts.to(device), top_p, floor, uniform.to(device), tokens,
+        logits, logits.stride(0), vocabulary, packed, packed.stride(0), tokens,
         TILE=tile, num_warps=8,
     )  # fmt: skip
     return tokens
