@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -13,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.database import open_database
 from billing.ledger import record
 from billing.usage import Usage
+from gateway.admission import seeding
 from gateway.admission.claims import BudgetWindow
 from gateway.admission.key_state import BudgetLeft, Remaining, key_state
 from gateway.admission.lease import Lease
@@ -304,6 +306,29 @@ async def test_a_shipped_settlement_counts_once_and_a_correction_within_a_second
         assert time.monotonic() - began < 5
         await asyncio.sleep(0.02)
     assert (await house.admission.store.unshipped([], 10)).settled == {}
+
+
+async def test_what_one_round_cannot_look_at_is_not_left_for_the_next_second(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a door that settles more in a second than a round looks at would hold more and more of it."""
+    row = await house.budget("1", house.american)
+    key = house.key(house.american)
+    leases = [await house.admit(key) for _ in range(40)]
+    for lease in leases:
+        await house.settle(lease, Usage(output=1))
+    given: dict[str, Any] = {"team": house.american.id, "key": key.key_id, "currency": "USD"}
+    async with house.database.begin() as connection:
+        await record(connection, [rated_record(Usage(output=1), id_=each.request_id, **given) for each in leases])
+    monkeypatch.setattr(seeding, "SETTLEMENTS_PER_ROUND", 2)
+    monkeypatch.setattr(seeding, "BACKLOG_S", 0.01)
+    deadline = time.monotonic() + 20
+    while (left := len((await house.admission.store.unshipped([], 100)).settled)) > 0:
+        if left < len(leases):  # from the first round on, no further one is due by the clock
+            monkeypatch.setattr(seeding, "ROUND_S", 3600.0)
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    assert await spent_and_reserved(house.admission.store, row.id, "0-") == (40 * 420, 0)
 
 
 async def test_a_lease_is_renewed_as_long_as_somebody_holds_it(database: AsyncEngine) -> None:
