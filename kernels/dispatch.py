@@ -50,6 +50,7 @@ def choose_operations(
     try:
         from .cpu.onednn import bfloat16_works
         from .cpu.operations import CpuOperations, fits
+        from .cpu.pairs import pairs_work
         from .cpu.tape import one_pool
     except (ImportError, RuntimeError, OSError) as error:  # no numba, or no folder for its compiled code
         logger.warning("CPU kernels are off (%s): plain torch runs instead", error)
@@ -71,6 +72,11 @@ def choose_operations(
     logger.info("CPU kernels agree with plain torch (%.0e) after %.1f s", difference, time.monotonic() - started)
     if not bfloat16:
         return CpuOperations(threads, capacity, max_context)
+    if (reason := pairs_work(threads)) is None:
+        operations = CpuOperations(threads, capacity, max_context, pairs=True)
+        operations.name = f"bfloat16 dot products and numba kernels on {threads} CPU threads"
+        return operations
+    logger.info("own bfloat16 linears are off (%s): oneDNN is asked", reason)
     if reason := bfloat16_works():
         logger.info("oneDNN's bfloat16 linears are off (%s): the numba kernels read the bfloat16 weights", reason)
         return CpuOperations(threads, capacity, max_context)

@@ -13,16 +13,18 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from .elementwise import store_bf16
 from .tape import TOTAL, operation
 from .vector import (
     F32,
     F32V,
     I64,
     LANES,
+    as_pointer,
     atomic_next,
     exp,
     fma,
@@ -240,7 +242,7 @@ def _attend(storage: str, width: int, row: int) -> int:
     """Arguments: q, its token stride (bytes), out, its token stride, k_cache, v_cache, block tables (int64), their stride
     (bytes), items (int64 [n, 4]: sequence, first token in the batch, tokens, position of the first), query heads, kv heads,
     head_dim, scale (a float's bits), scratch, scratch bytes per thread, scores per row of the scratch, window (0: none),
-    softcap (a float's bits; 0: none).
+    softcap (a float's bits; 0: none), where to put out in bfloat16 as well (0: nowhere), its token stride.
     """
     header = read_int(row, 3)
     items = read_int(header, 1)
@@ -249,6 +251,7 @@ def _attend(storage: str, width: int, row: int) -> int:
     work, heads, kv_heads, size = read_int(row, 12), read_int(row, 13), read_int(row, 14), read_int(row, 15)
     scale, columns = read_float(row + 128, 0), read_int(row, 19)
     window, softcap = read_int(row, 20), read_float(row + 168, 0)
+    twin, twin_stride = read_int(row, 22), read_int(row, 23)
     scratch = read_int(row, 17) + atomic_next(row + 8) * read_int(row, 18)
     vectors, group = size // LANES, heads // kv_heads
     query = scratch
@@ -300,6 +303,13 @@ def _attend(storage: str, width: int, row: int) -> int:
                 token, head = (start + r) // group, kv_head * group + (start + r) % group
                 target = out + (first + token) * out_stride + head * size * 4
                 _scaled_copy(result + r * size * 4, target, vectors, read_float(query, r))
+                if twin != 0:
+                    narrow = twin + (first + token) * twin_stride + head * size * 2
+                    store_bf16(
+                        carray(as_pointer(target), (size,), np.float32),
+                        carray(as_pointer(narrow), (size,), np.uint16),
+                        size,
+                    )
         done += 1
         task = atomic_next(row)
     return done

@@ -31,9 +31,20 @@ def _norm_row(x: Any, weight: Any, y: Any, size: int, eps: float, keep: float) -
             y[i] += x[i] * scale * weight[i]
 
 
+@njit
+def store_bf16(source: Any, target: Any, size: int) -> None:
+    """Rounds to nearest even; a NaN stays one (its quiet bit survives the cut)."""
+    for i in range(size):
+        bits = bits_of(source[i])
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        target[i] = np.uint16((bits >> 16) | 64 if source[i] != source[i] else rounded)
+
+
 @operation
 def rms_norm(row: int) -> int:
-    """Arguments: x, its stride (bytes), weight, y, its stride, size, eps (a float's bits), 1 to add to y or 0 to set it."""
+    """Arguments: x, its stride (bytes), weight, y, its stride, size, eps (a float's bits), 1 to add to y or 0 to set it, where to
+    put y in bfloat16 as well (0: nowhere), its stride.
+    """
     rows = read_int(read_int(row, 3), 0)
     x, x_stride, weight, y = read_int(row, 4), read_int(row, 5), read_int(row, 6), read_int(row, 7)
     y_stride, size, eps, keep = (
@@ -42,19 +53,16 @@ def rms_norm(row: int) -> int:
         read_float(row + 80, 0),
         np.float32(read_int(row, 11)),
     )
+    twin, twin_stride = read_int(row, 12), read_int(row, 13)
     scale = carray(as_pointer(weight), (size,), np.float32)
     write_int(row, TOTAL, rows)
     done = 0
     index = atomic_next(row)
     while index < rows:
-        _norm_row(
-            carray(as_pointer(x + index * x_stride), (size,), np.float32),
-            scale,
-            carray(as_pointer(y + index * y_stride), (size,), np.float32),
-            size,
-            eps,
-            keep,
-        )
+        out = carray(as_pointer(y + index * y_stride), (size,), np.float32)
+        _norm_row(carray(as_pointer(x + index * x_stride), (size,), np.float32), scale, out, size, eps, keep)
+        if twin != 0:
+            store_bf16(out, carray(as_pointer(twin + index * twin_stride), (size,), np.uint16), size)
         done += 1
         index = atomic_next(row)
     return done
@@ -97,6 +105,24 @@ def add_bias(row: int) -> int:
     return done
 
 
+@operation
+def narrow(row: int) -> int:
+    """Arguments: x, its stride (bytes), y (bfloat16), its stride, size: y = x."""
+    rows = read_int(read_int(row, 3), 0)
+    x, x_stride, y, y_stride, size = (
+        read_int(row, 4), read_int(row, 5), read_int(row, 6), read_int(row, 7), read_int(row, 8),
+    )  # fmt: skip
+    write_int(row, TOTAL, rows)
+    done = 0
+    index = atomic_next(row)
+    while index < rows:
+        source = carray(as_pointer(x + index * x_stride), (size,), np.float32)
+        store_bf16(source, carray(as_pointer(y + index * y_stride), (size,), np.uint16), size)
+        done += 1
+        index = atomic_next(row)
+    return done
+
+
 @intrinsic(prefer_literal=True)
 def _gated_mul_vectors(typingctx: Any, gelu: Any, gate: Any, up: Any, out: Any, vectors: Any) -> Any:
     """out = g sigmoid(z) u, with z = g (SiLU), or z = 2 sqrt(2 / pi) (g + 0.044715 g³) (GELU in its tanh form)."""
@@ -125,17 +151,24 @@ def _gated_mul_vectors(typingctx: Any, gelu: Any, gate: Any, up: Any, out: Any, 
 
 @njit(inline="always")
 def _gated_mul(gelu: int, row: int) -> int:
-    """Arguments: gate_up, its stride (bytes), out, its stride, width of one half (a multiple of 16)."""
+    """Arguments: gate_up, its stride (bytes), out, its stride, width of one half (a multiple of 16), where to put out in bfloat16
+    as well (0: nowhere), its stride.
+    """
     rows = read_int(read_int(row, 3), 0)
     x, x_stride, out, out_stride, width = (
         read_int(row, 4), read_int(row, 5), read_int(row, 6), read_int(row, 7), read_int(row, 8),
     )  # fmt: skip
+    twin, twin_stride = read_int(row, 9), read_int(row, 10)
     write_int(row, TOTAL, rows)
     done = 0
     index = atomic_next(row)
     while index < rows:
         gate = x + index * x_stride
-        _gated_mul_vectors(gelu, gate, gate + width * 4, out + index * out_stride, width // 16)
+        result = out + index * out_stride
+        _gated_mul_vectors(gelu, gate, gate + width * 4, result, width // 16)
+        if twin != 0:
+            values = carray(as_pointer(result), (width,), np.float32)
+            store_bf16(values, carray(as_pointer(twin + index * twin_stride), (width,), np.uint16), width)
         done += 1
         index = atomic_next(row)
     return done
@@ -158,15 +191,6 @@ def _rotate(source: Any, target: Any, cos: Any, sin: Any, half: int) -> None:
         b = source[i + half]
         target[i] = a * cos[i] - b * sin[i]
         target[i + half] = b * cos[i] + a * sin[i]
-
-
-@njit
-def _store_bf16(source: Any, target: Any, size: int) -> None:
-    """Rounds to nearest even; a NaN stays one (its quiet bit survives the cut)."""
-    for i in range(size):
-        bits = bits_of(source[i])
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        target[i] = np.uint16((bits >> 16) | 64 if source[i] != source[i] else rounded)
 
 
 @operation
@@ -201,8 +225,8 @@ def rotary_write(row: int) -> int:
             _rotate(key, scratch, cos, sin, half)
             place = (((slot >> 4) * kv_heads + head) * 16 + (slot & 15)) * size * width
             if storage == 1:
-                _store_bf16(scratch, carray(as_pointer(k_cache + place), (size,), np.uint16), size)
-                _store_bf16(value, carray(as_pointer(v_cache + place), (size,), np.uint16), size)
+                store_bf16(scratch, carray(as_pointer(k_cache + place), (size,), np.uint16), size)
+                store_bf16(value, carray(as_pointer(v_cache + place), (size,), np.uint16), size)
             else:
                 k_row = carray(as_pointer(k_cache + place), (size,), np.float32)
                 v_row = carray(as_pointer(v_cache + place), (size,), np.float32)

@@ -16,6 +16,7 @@ from ..quantised_weight import Weight, as_stored
 from ..sampling import DrawSettings
 from . import attention, elementwise, linear, sampling
 from .onednn import OneDnnMatrix
+from .pairs import WIDE, PairMatrix, pack_pairs
 from .tape import Tape, float_bits
 
 _LINEAR = {
@@ -51,14 +52,24 @@ class CpuOperations:
     dtype = torch.float32
     cache_types: Sequence[torch.dtype] = (torch.float32, torch.bfloat16)
 
-    def __init__(self, threads: int, capacity: int, max_context: int, packed_float: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        threads: int,
+        capacity: int,
+        max_context: int,
+        packed_float: torch.dtype | None = None,
+        pairs: bool = False,
+    ) -> None:
         """`capacity`: tokens per step; `max_context`: longest context of a sequence.
 
-        `packed_float`: matrices stored in this type go to oneDNN (onednn.py) instead of the panels.
+        `packed_float`: matrices stored in this type go to oneDNN (onednn.py) instead of the panels. `pairs`: those stored in
+        bfloat16 are multiplied by the processor's own instruction (pairs.py), with activations rounded to it.
         """
         self.name = f"numba kernels on {threads} CPU threads, float32 activations"
         self.held: set[str] = set()
-        self._packed_float = packed_float
+        self._packed_float, self._pairs = packed_float, pairs
+        self._narrow: dict[int, torch.Tensor] = {}
+        self._narrowed: set[int] = set()
         self.threads, self.capacity = threads, capacity
         self._columns = -(-max_context // PANEL) * PANEL
         self._header: NDArray[np.int64] = np.zeros(2, dtype=np.int64)
@@ -75,7 +86,10 @@ class CpuOperations:
         self._expert_rows: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
 
     def buffer(self, width: int) -> torch.Tensor:
-        return torch.empty(self.capacity, -(-width // PANEL) * PANEL, dtype=torch.float32)[:, :width]
+        wide = torch.empty(self.capacity, -(-width // WIDE) * WIDE, dtype=torch.float32)
+        if self._pairs:
+            self._narrow[wide.data_ptr()] = torch.empty(wide.shape, dtype=torch.bfloat16)
+        return wide[:, :width]
 
     def pack(self, parts: Sequence[Weight]) -> Matrix:
         whole = as_stored(parts)
@@ -83,6 +97,8 @@ class CpuOperations:
         self.held |= storages
         if self._packed_float is not None and storages == {FLOATS[self._packed_float]}:
             return OneDnnMatrix(whole, self._packed_float)
+        if self._pairs and storages == {"bf16"}:
+            return pack_pairs(whole)
         if len(storages) == 1:
             return PanelMatrix([pack(whole)])
         return PanelMatrix([pack([part]) for part in whole])
@@ -94,6 +110,7 @@ class CpuOperations:
         program = self._recorded.get(forward)
         if program is None:
             self._recording = program = []
+            self._narrowed.clear()
             forward()
             self._recording = None
             self._recorded[forward] = program
@@ -142,6 +159,7 @@ class CpuOperations:
     ) -> None:
         arguments = [
             x.data_ptr(), _stride(x), weight.data_ptr(), out.data_ptr(), _stride(out), x.shape[1], float_bits(eps), int(add),
+            *self._twin(out),
         ]  # fmt: skip
         tape.add(elementwise.rms_norm, header, arguments, (x, weight, out))
 
@@ -164,6 +182,9 @@ class CpuOperations:
     def _add_linear(
         self, tape: Tape, header: NDArray[np.int64], x: torch.Tensor, weight: Matrix, out: torch.Tensor, add: bool
     ) -> None:
+        if isinstance(weight, PairMatrix):
+            self._add_pairs(tape, header, x, weight, out, add)
+            return
         assert isinstance(weight, PanelMatrix)
         column = 0
         for run in weight.runs:
@@ -174,6 +195,31 @@ class CpuOperations:
             ]  # fmt: skip
             tape.add(_LINEAR[run.storage], header, arguments, (x, run, out))
             column += run.outputs
+
+    def _add_pairs(
+        self, tape: Tape, header: NDArray[np.int64], x: torch.Tensor, weight: PairMatrix, out: torch.Tensor, add: bool
+    ) -> None:
+        from .bfloat16 import linear_pairs
+
+        narrow = self._narrow[x.data_ptr()]
+        if x.data_ptr() not in self._narrowed:
+            arguments = [x.data_ptr(), _stride(x), narrow.data_ptr(), _stride(narrow), x.shape[1]]
+            tape.add(elementwise.narrow, header, arguments, (x, narrow))
+        self._narrowed.discard(out.data_ptr())
+        per_task = max(1, weight.panels // (self.threads * TASKS_PER_THREAD))
+        arguments = [
+            narrow.data_ptr(), _stride(narrow), weight.data.data_ptr(), weight.inputs // 2, weight.panels,
+            out.data_ptr(), _stride(out), int(add), per_task,
+        ]  # fmt: skip
+        tape.add(linear_pairs, header, arguments, (narrow, weight, out))
+
+    def _twin(self, out: torch.Tensor) -> tuple[int, int]:
+        """Where `out` is to be written a second time in bfloat16, and that copy's stride; zeros where nobody needs it."""
+        narrow = self._narrow.get(out.data_ptr())
+        if narrow is None:
+            return 0, 0
+        self._narrowed.add(out.data_ptr())
+        return narrow.data_ptr(), _stride(narrow)
 
     def adapt(self, x: torch.Tensor, adapters: Mapping[int, LowRank], out: torch.Tensor) -> None:
         assert self._recording is not None, "outside run()"
@@ -208,7 +254,7 @@ class CpuOperations:
             qkv.data_ptr(), _stride(qkv), out.data_ptr(), _stride(out), keys.data_ptr(), values.data_ptr(),
             self._tables.ctypes.data, self._tables.strides[0], self._items.ctypes.data, how.heads, kv_heads, size,
             float_bits(how.scale), self._attention_scratch.ctypes.data, per_thread, self._columns, how.window or 0,
-            float_bits(how.softcap or 0.0),
+            float_bits(how.softcap or 0.0), *self._twin(out),
         ]  # fmt: skip
         self._record().add(_ATTEND[keys.dtype], self._header, arguments, (qkv, caches, out))
 
@@ -219,7 +265,7 @@ class CpuOperations:
         self._gated(elementwise.gelu_mul, gate_up, out)
 
     def _gated(self, function: Any, gate_up: torch.Tensor, out: torch.Tensor) -> None:
-        arguments = [gate_up.data_ptr(), _stride(gate_up), out.data_ptr(), _stride(out), out.shape[1]]
+        arguments = [gate_up.data_ptr(), _stride(gate_up), out.data_ptr(), _stride(out), out.shape[1], *self._twin(out)]
         self._record().add(function, self._header, arguments, (gate_up, out))
 
     def mixture(self, x: torch.Tensor, experts: Experts, out: torch.Tensor) -> None:
@@ -260,15 +306,22 @@ class CpuOperations:
         program, self._recording = self._recording, outer
         return program
 
+    def call(self, function: Callable[[int], None]) -> None:
+        assert self._recording is not None, "outside run()"
+        self._recording.append(lambda: function(int(self._header[0])))
+
     def logits(self, x: torch.Tensor, norm: torch.Tensor, eps: float, head: Matrix) -> torch.Tensor:
-        rows, width = x.shape[0], -(-head.outputs // PANEL) * PANEL
+        rows, width = x.shape[0], -(-head.outputs // WIDE) * WIDE
         header = np.array([rows, 0], dtype=np.int64)
         normed, out = torch.empty(rows, x.shape[1]), torch.empty(rows, width)
+        if isinstance(head, PairMatrix):
+            self._narrow[normed.data_ptr()] = torch.empty(normed.shape, dtype=torch.bfloat16)
         tape = Tape()
         self._add_norm(tape, header, x, norm, eps, normed)
         if not isinstance(head, OneDnnMatrix):
             self._add_linear(tape, header, normed, head, out, add=False)
         tape.run(self.threads)
+        self._narrow.pop(normed.data_ptr(), None)
         if isinstance(head, OneDnnMatrix):
             head.apply(normed, out[:, : head.outputs], add=False)
         return out[:, : head.outputs]

@@ -29,9 +29,9 @@ from .vector import address_of, atomic_add, atomic_read, call_pointer, read_int
 
 logger = logging.getLogger(__name__)
 
-ROW = 24
-"""int64 values per row: tasks taken, scratch slots taken, function, header, up to 17 arguments, tasks in all, tasks done."""
-TASKS, SLOTS, FUNCTION, HEADER, ARGUMENTS, TOTAL, DONE = 0, 1, 2, 3, 4, 22, 23
+ROW = 32
+"""int64 values per row: tasks taken, scratch slots taken, function, header, up to 26 arguments, tasks in all, tasks done."""
+TASKS, SLOTS, FUNCTION, HEADER, ARGUMENTS, TOTAL, DONE = 0, 1, 2, 3, 4, 30, 31
 PATIENCE = 4096
 """Looks at a counter before a waiting thread offers its core to another process (tens of microseconds)."""
 

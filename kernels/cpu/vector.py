@@ -22,6 +22,22 @@ I32V = ir.VectorType(I32, LANES)
 I8V = ir.VectorType(I8, LANES)
 
 
+class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
+    """What llvmlite lacks: LLVM's bfloat."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+BF16 = _BFloat()
+
+
 def pointer(builder: Any, address: Any, kind: Any, offset_bytes: Any = None) -> Any:
     """An IR pointer to `kind` at `address` (an i64), `offset_bytes` further on."""
     if offset_bytes is not None:
