@@ -115,7 +115,7 @@ async def _obey(link: Link[Order], recorder: Recorder, told: _Told) -> None:
 
 
 def _stand_back() -> None:
-    """On a core that is shared, whoever serves callers goes first; a quarter of it stays for this process, as much as it needs."""
+    """On a core that is shared, whoever serves callers goes first; a quarter of it stays here, as much as rows need."""
     with contextlib.suppress(OSError, AttributeError):
         os.nice(NICE)
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
