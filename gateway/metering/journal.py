@@ -73,6 +73,7 @@ class Journal:
         self._retired: list[int] = []
         self._guard = threading.Lock()
         self._spare_guard = threading.Lock()
+        self._syncing = threading.Lock()
         self._wake = threading.Event()
         try:
             self._lock = create_process_folder(folder)
@@ -163,22 +164,23 @@ class Journal:
 
     def flush(self) -> None:
         """Returns when everything appended so far is on the disk. Blocks; raises `JournalBroken`."""
-        with self._guard:
-            descriptor, retired, self._retired = os.dup(self._descriptor), self._retired, []
-            self._dirty = False
-        try:
-            for each in (*retired, descriptor):
-                os.fdatasync(each)
-            if retired:
-                sync_folder(self.folder)
-        except OSError as error:
-            broken = _translated(error, f"the journal in {self.folder} cannot sync")
+        with self._syncing:  # nobody else closes a descriptor meanwhile
             with self._guard:
-                self._trouble = self._trouble or broken
-            raise broken from error
-        finally:
-            for each in (*retired, descriptor):
-                os.close(each)
+                descriptor, retired, self._retired = self._descriptor, self._retired, []
+                self._dirty = False
+            try:
+                for each in (*retired, descriptor):
+                    os.fdatasync(each)
+                if retired:
+                    sync_folder(self.folder)
+            except OSError as error:
+                broken = _translated(error, f"the journal in {self.folder} cannot sync")
+                with self._guard:
+                    self._trouble = self._trouble or broken
+                raise broken from error
+            finally:
+                for each in retired:
+                    os.close(each)
 
     def stop(self) -> None:
         """Syncs, gives back what was preallocated, and lets go of the lock. Idempotent."""
