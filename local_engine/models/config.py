@@ -6,12 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import ModelError
-
-if TYPE_CHECKING:
-    from ..weights.gguf import GGUFTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,40 +123,3 @@ def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
         if values.get(name) is not None
     }
     return {"rope_theta": 10000.0, **outside, **{name: item for name, item in given.items() if item is not None}}
-
-
-def read_gguf_config(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, GGUFTensor]) -> ModelConfig:
-    """From a GGUF header. Raises `ModelError` when it lacks a size."""
-    architecture = str(metadata.get("general.architecture", ""))
-
-    def value(key: str, default: Any = None) -> Any:
-        found = metadata.get(f"{architecture}.{key}", default)
-        if found is None:
-            raise ModelError(f"{path} has no {architecture}.{key} in its header: convert the model again")
-        return found
-
-    heads, hidden = int(value("attention.head_count")), int(value("embedding_length"))
-    rope: dict[str, Any] = {"rope_theta": float(value("rope.freq_base", 10000.0))}
-    kind = str(value("rope.scaling.type", "none"))
-    if kind != "none":
-        rope |= {"rope_type": kind, "factor": value("rope.scaling.factor", 1.0)}
-        original = int(value("rope.scaling.original_context_length", 0))
-        rope |= {"original_max_position_embeddings": original} if original else {}
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=int(tensors["token_embd.weight"].shape[0])
-        if "token_embd.weight" in tensors
-        else value("vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=int(value("feed_forward_length")),
-        layers=int(value("block_count")),
-        heads=heads,
-        kv_heads=int(value("attention.head_count_kv", heads)),
-        head_dim=int(value("attention.key_length", hidden // heads)),
-        rms_norm_eps=float(value("attention.layer_norm_rms_epsilon")),
-        rope=rope,
-        max_position_embeddings=int(value("context_length")),
-        tie_word_embeddings="output.weight" not in tensors,
-        dtype="float32" if all(tensor.kind == "F32" for tensor in tensors.values()) else "bfloat16",
-        own={"sliding_window": int(value("attention.sliding_window", 0))},
-    )

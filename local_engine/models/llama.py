@@ -10,6 +10,6 @@ from .family import Family, check_activation, layer_windows
 
 
 def llama(config: ModelConfig) -> Family:
-    """A GGUF of architecture `llama` may also be a Mistral: it then names a window, for every layer."""
+    """A GGUF of architecture `llama` may also be a Mistral: it may then name a window, for every layer."""
     check_activation(config, "silu", "hidden_act")
     return Family(windows=layer_windows(config, [True] * config.layers))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import ModelError
 from .config import ModelConfig
@@ -14,6 +14,21 @@ from .mixture import mixtral, qwen3_moe
 from .phi3 import phi3
 from .qwen import qwen2, qwen3
 
+
+def _llama_of_gguf(config: ModelConfig) -> Family:
+    """llama.cpp's `llama` is Llama, Mistral and Mixtral."""
+    return mixtral(config) if config.own.get("num_local_experts") else llama(config)
+
+
+GGUF_ARCHITECTURES: Mapping[str, Callable[[ModelConfig], Family]] = {
+    "llama": _llama_of_gguf,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "qwen3moe": qwen3_moe,
+    "gemma2": gemma2,
+    "gemma3": gemma3,
+    "phi3": phi3,
+}
 ARCHITECTURES: Mapping[str, Callable[[ModelConfig], Family]] = {
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
@@ -25,11 +40,13 @@ ARCHITECTURES: Mapping[str, Callable[[ModelConfig], Family]] = {
     "Gemma3ForCausalLM": gemma3,
     "Gemma3ForConditionalGeneration": gemma3,
     "Phi3ForCausalLM": phi3,
-    "llama": llama,
-    "qwen2": qwen2,
-    "qwen3": qwen3,
+    **GGUF_ARCHITECTURES,
 }
 """config.json's names, and GGUF's."""
+
+
+def unknown_architecture(name: str, known: Iterable[str] = ARCHITECTURES) -> ModelError:
+    return ModelError(f"models of architecture {name!r} are not supported; supported are {', '.join(known)}")
 
 
 def family_of(config: ModelConfig) -> Family:
@@ -37,10 +54,7 @@ def family_of(config: ModelConfig) -> Family:
     try:
         make = ARCHITECTURES[config.architecture]
     except KeyError as error:
-        raise ModelError(
-            f"models of architecture {config.architecture!r} are not supported; supported are "
-            f"{', '.join(ARCHITECTURES)}"
-        ) from error
+        raise unknown_architecture(config.architecture) from error
     try:
         return make(config)
     except KeyError as error:

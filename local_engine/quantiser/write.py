@@ -20,7 +20,15 @@ from .awq import to_awq
 from .model import Model
 
 WEIGHTS = "model.safetensors"
-GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+OF_GGUF = {
+    "llama": ("LlamaForCausalLM", "llama"),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "gemma2": ("Gemma2ForCausalLM", "gemma2"),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
+    "phi3": ("Phi3ForCausalLM", "phi3"),
+}
+"""GGUF's name of an architecture without experts: config.json's, and its `model_type`."""
 Tensors = dict[str, torch.Tensor]
 
 
@@ -104,11 +112,23 @@ def refuse_full(output: Path) -> None:
 
 
 def _config_of_gguf(config: ModelConfig) -> dict[str, Any]:
-    architecture = GGUF_ARCHITECTURES[config.architecture]
+    """Raises `ConfigError` for an architecture that only GGUF has."""
+    if config.architecture not in OF_GGUF:
+        raise ConfigError(
+            f"a GGUF of architecture {config.architecture!r} cannot be written as a folder (those of {', '.join(OF_GGUF)} "
+            "can): quantise the model's safetensors folder instead"
+        )
+    own = {name: value for name, value in config.own.items() if value is not None}
+    architecture, model_type = OF_GGUF[config.architecture]
+    if config.architecture == "llama" and "sliding_window" in own:
+        architecture, model_type = "MistralForCausalLM", "mistral"
     rope = dict(config.rope)
+    outside = {name: rope.pop(name) for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    if "original_max_position_embeddings" in rope:
+        outside["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
     return {
         "architectures": [architecture],
-        "model_type": architecture.removesuffix("ForCausalLM").lower(),
+        "model_type": model_type,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -116,12 +136,13 @@ def _config_of_gguf(config: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_dim,
-        "hidden_act": "silu",
         "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": rope.pop("rope_theta"),
+        **outside,
         "rope_scaling": rope or None,
         "max_position_embeddings": config.max_position_embeddings,
         "tie_word_embeddings": config.tie_word_embeddings,
+        **({} if "hidden_activation" in own else {"hidden_act": "silu"}),
+        **own,
     }
 
 

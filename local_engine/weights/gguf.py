@@ -36,6 +36,13 @@ class GGUFTensor:
     shape: tuple[int, ...]
     data: NDArray[np.uint8]
 
+    def part(self, number: int) -> GGUFTensor:
+        """One of the matrices that are stacked in a tensor [count, rows, columns]."""
+        rows = self.shape[1]
+        return GGUFTensor(
+            f"{self.name}[{number}]", self.kind, self.shape[1:], self.data[number * rows : (number + 1) * rows]
+        )
+
     def dequantised(self) -> NDArray[np.float32]:
         """The values as float32, shape `shape`. Raises `ModelError` for a type that the gguf package cannot read."""
         if self.kind == "F32":

@@ -14,14 +14,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from gguf import GGUFWriter
 from safetensors.torch import load_file, save_file
 
 from local_engine.batch import ScheduledSequence
 from local_engine.config import EngineConfig
 from local_engine.runner import ModelRunner
 from local_engine.sampling_params import SamplingParams
-from local_engine.weights.gguf_source import gguf_name
 
 from .tiny_llama import SMALL
 
@@ -118,9 +116,11 @@ def generate(runner: ModelRunner, prompts: list[list[int]], chunk: int) -> list[
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_output_and_logits_equal_transformers(name: str, tmp_path: Path) -> None:
-    family, changes = FAMILIES[name]
-    model = save_tiny(tmp_path, family, changes)
-    runner = engine(tmp_path)
+    model = save_tiny(tmp_path, *FAMILIES[name])
+    assert_equals_transformers(engine(tmp_path), model, name)
+
+
+def assert_equals_transformers(runner: ModelRunner, model: Any, name: str) -> None:
     random = torch.Generator().manual_seed(1)
     prompts = [torch.randint(3, SMALL["vocab_size"], (count,), generator=random).tolist() for count in PROMPTS]
     ties = 0
@@ -182,35 +182,3 @@ def test_the_text_of_a_model_that_also_sees_is_served(stored_as: str, outer: str
         expected = model(torch.tensor([tokens])).logits[0]
     actual = engine(tmp_path, max_model_len=128).logits([ScheduledSequence(0, tokens, 0, [0, 1, 2, 3], True, GREEDY)])
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
-
-
-def test_a_gguf_of_qwen_computes_what_its_safetensors_do(tmp_path: Path) -> None:
-    for family, architecture in (("Qwen2", "qwen2"), ("Qwen3", "qwen3")):
-        folder = tmp_path / family
-        save_tiny(folder, family, {})
-        file = write_gguf(folder, architecture)
-        share = [ScheduledSequence(0, list(range(3, 60)), 0, [5, 1, 9, 2], True, GREEDY)]
-        torch.testing.assert_close(engine(file).logits(share), engine(folder).logits(share), rtol=0, atol=1e-5)
-
-
-def write_gguf(folder: Path, architecture: str) -> Path:
-    """The folder's weights under llama.cpp's names, as its converter writes them for families without permuted heads."""
-    path = folder / "model.gguf"
-    writer = GGUFWriter(str(path), architecture)
-    writer.add_context_length(SMALL["max_position_embeddings"])
-    writer.add_embedding_length(SMALL["hidden_size"])
-    writer.add_block_count(SMALL["num_hidden_layers"])
-    writer.add_feed_forward_length(SMALL["intermediate_size"])
-    writer.add_head_count(SMALL["num_attention_heads"])
-    writer.add_head_count_kv(SMALL["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(10000.0)
-    if architecture == "qwen3":
-        writer.add_key_length(128)
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        writer.add_tensor(gguf_name(name), tensor.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path

@@ -13,7 +13,7 @@ from gguf.quants import dequantize, quantize
 
 from local_engine.errors import ModelError
 from local_engine.weights.gguf import read_gguf
-from local_engine.weights.gguf_source import gguf_name, unpermuted_rows
+from local_engine.weights.gguf_source import Place, gguf_place, unpermuted_rows
 from local_engine.weights.model_store import resolve_model
 from local_engine.weights.source import open_weights
 
@@ -89,8 +89,14 @@ def test_rule_42_the_row_order_of_queries_and_keys_is_undone() -> None:
 
 
 def test_names_are_llama_cpps() -> None:
-    assert gguf_name("model.layers.17.self_attn.o_proj.weight") == "blk.17.attn_output.weight"
-    assert gguf_name("model.embed_tokens.weight") == "token_embd.weight"
+    assert gguf_place("model.layers.17.self_attn.o_proj.weight") == Place("blk.17.attn_output.weight")
+    assert gguf_place("model.embed_tokens.weight") == Place("token_embd.weight")
+    assert gguf_place("model.layers.1.post_attention_layernorm.weight") == Place("blk.1.ffn_norm.weight")
+    assert gguf_place("model.layers.1.post_attention_layernorm.weight", "gemma3") == Place(
+        "blk.1.post_attention_norm.weight"
+    )
+    assert gguf_place("model.layers.1.mlp.experts.12.up_proj.weight") == Place("blk.1.ffn_up_exps.weight", 12)
+    assert gguf_place("model.vision_tower.x.weight") is None
 
 
 def test_only_a_file_with_bfloat16_matrices_asks_for_bfloat16_linears() -> None:
