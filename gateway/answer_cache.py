@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
+from gateway.metrics import ANSWER_CACHE, Metrics
 from gateway.settings import Settings
 
 if TYPE_CHECKING:
@@ -148,8 +149,9 @@ class Keeping:
 class AnswerCache:
     """What `Exchange` asks before a plan, and tells after an answer."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.settings = settings.cache
+        self._asked = {result: metrics.answer_cache.labels(result) for result in ANSWER_CACHE}
         url = settings.redis_url
         self._store: AnswerStore = MemoryAnswers(self.settings.max_bytes) if url is None else SharedAnswers(url)
 
@@ -168,10 +170,13 @@ class AnswerCache:
     async def find(self, key: bytes) -> KeptAnswer | None:
         try:
             found = await self._store.get(key)
-            return None if found is None else _decode(found)
+            kept = None if found is None else _decode(found)
         except Exception as error:
+            self._asked["failed"].inc()
             logger.info("the answer cache is passed over: %s", error)
             return None
+        self._asked["miss" if kept is None else "hit"].inc()
+        return kept
 
     async def keep(self, keeping: Keeping) -> None:
         answer = keeping.answer()

@@ -7,7 +7,9 @@ there was resolved when the route was first seen. Figures here are for watching;
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
@@ -28,6 +30,10 @@ OTHER: Final = "other"
 STATUSES: Final = ("completed", "incomplete", "cancelled", "failed", "lost")
 AMOUNTS: Final = ("list", "settled", "cost")
 FAILURES: Final = ("connection", "conflict", "timeout", "rows", "journal")
+RATE_FETCHES: Final = ("taken", "unchanged", "refused", "failed")
+WEBHOOKS: Final = ("delivered", "failed", "given_up", "dropped")
+SPANS: Final = ("exported", "dropped")
+ANSWER_CACHE: Final = ("hit", "miss", "failed")
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -111,6 +117,7 @@ class Metrics:
         self.journal_bytes = self._gauge("journal_bytes", "Disk space of this process's journal.")
         self.journal_unshipped = self._gauge("journal_unshipped_bytes", "Written here and not yet in the database.")
         self.journal_age = self._gauge("journal_unshipped_seconds", "Time since everything was in the database.")
+        self.journal_room = self._gauge("journal_room_bytes", "What the journal can take before it refuses requests.")
         self.journal_open = self._gauge("journal_open_requests", "Requests journalled as opened and not yet closed.")
         self.journal_damaged = self._counter(
             "journal_damaged_bytes", "Bytes in the middle of a journal that do not check."
@@ -143,9 +150,26 @@ class Metrics:
         )
         self.rate_age = self._gauge("rate_feed_age_seconds", "Since a feed's newest rate was published.", "feed")
         self.webhooks = self._counter("webhooks", "Tries to deliver an event, by how they ended.", "result")
+        for result in WEBHOOKS:
+            self.webhooks.labels(result)
         self.spans = self._counter("spans", "Spans for the OTLP receiver, by what became of them.", "result")
+        for result in SPANS:
+            self.spans.labels(result)
         self.webhooks_pending = self._gauge("webhooks_pending", "Events that wait to be delivered.")
         self.limit_store_up = self._gauge("limit_store_up", "1 while the limit store answers.")
+        self.limit_store_resets = self._counter(
+            "limit_store_resets", "Times the limit store was found empty or set back."
+        )
+        self.answer_cache = self._counter(
+            "answer_cache", "Look-ups in the answer cache, by what came of them.", "result"
+        )
+        self.engine_restarts = self._counter(
+            "engine_restarts", "Bundled engines that ended and were started again.", "provider"
+        )
+        self.started = self._gauge("start_time_seconds", "When this process was started, in Unix time.")
+        self.started.set(time.time())
+        self.build = self._gauge("build_info", "1, with the release that serves.", "version")
+        self.build.labels(version("metergate")).set(1)
 
         target = ("model", "provider", "provider_model")
         self.route_circuit = self._gauge("route_circuit", "A route's circuit: 0 closed, 1 half open, 2 open.", *target)

@@ -27,6 +27,9 @@ WORST: Final[dict[str, Callable[[float, float], float]]] = {
     "metergate_route_circuit": max,
     "metergate_route_first_content_seconds": max,
     "metergate_rate_feed_age_seconds": max,
+    "metergate_journal_room_bytes": min,
+    "metergate_start_time_seconds": max,
+    "metergate_build_info": max,
 }
 
 
@@ -47,7 +50,10 @@ class Report(Struct, frozen=True, array_like=True):
 
 
 class Reporter:
-    """Makes one process's reports. Without `gauges` its gauges say nothing and are left out."""
+    """Makes one process's reports. Without `gauges` its gauges say nothing and are left out.
+
+    A counter that stands at 0 is reported once: one that first shows itself at 1 has no increase, and no alert would see it.
+    """
 
     def __init__(self, families: Callable[[], Iterable[Metric]], *, gauges: bool) -> None:
         self._families = families
@@ -64,10 +70,10 @@ class Reporter:
                     if self._gauges:
                         gauges.append(Sample(family.name, sample.name, labels, sample.value))
                     continue
-                before = self._reported.get((sample.name, labels), 0.0)
+                before = self._reported.get((sample.name, labels))
                 if sample.value != before:
                     self._reported[sample.name, labels] = sample.value
-                    counted.append(Sample(family.name, sample.name, labels, sample.value - before))
+                    counted.append(Sample(family.name, sample.name, labels, sample.value - (before or 0.0)))
         return Report(counted, gauges)
 
 

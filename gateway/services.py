@@ -220,7 +220,13 @@ async def build_services(settings: Settings, record: StartRecorder = _recorder_p
     webhooks = Webhooks(database, metrics, build_sender(settings.webhook))
     thresholds = Thresholds(database, catalog, webhooks, metrics, settings.limits.budget_thresholds)
     admission = build_admission(
-        settings, catalog, database, _gauge_of(metrics), lambda: recorder.inheriting, thresholds
+        settings,
+        catalog,
+        database,
+        _gauge_of(metrics),
+        metrics.limit_store_resets.inc,
+        lambda: recorder.inheriting,
+        thresholds,
     )
     return Services(
         settings=settings,
@@ -230,7 +236,7 @@ async def build_services(settings: Settings, record: StartRecorder = _recorder_p
         admission=admission,
         router=Router(settings, catalog=catalog),
         allowances=Allowances(admission.store),
-        answers=AnswerCache(settings),
+        answers=AnswerCache(settings, metrics),
         journal=journal,
         recorder=recorder,
         reconciliation=Reconciliation(database, metrics),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -70,8 +70,12 @@ class EngineMetrics:
         self._ttft = _histogram("time_to_first_token_seconds", "From arrival to the first token")
         self._inter = _histogram("inter_token_latency_seconds", "Between two tokens of one sequence")
         self._duration = _histogram("e2e_request_latency_seconds", "From arrival to the end")
+        started = Gauge("start_time_seconds", "When the engine was started, in Unix time", registry=None)
+        started.set_to_current_time()
         self._requests = Counter("requests", "Requests ended, by status", ["status"], registry=None)
-        self.registry.register(_Renamed(self._labels, (self._ttft, self._inter, self._duration, self._requests)))
+        self.registry.register(
+            _Renamed(self._labels, (self._ttft, self._inter, self._duration, self._requests, started))
+        )
 
     def follow(self, stats: Callable[[], Stats]) -> None:
         """Publishes the core's own numbers, as `stats` gives them at each scrape."""

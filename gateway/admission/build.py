@@ -22,16 +22,22 @@ def build_admission(
     catalog: CatalogView,
     database: AsyncEngine,
     on_store_state: Callable[[bool], None] | None = None,
+    on_store_reset: Callable[[], None] | None = None,
     inheriting: Callable[[], bool] = lambda: False,
     listener: BudgetListener = UNHEARD,
 ) -> Admission:
-    """`on_store_state` hears whether a shared store answers (a metric); `inheriting` says whether journals of dead processes are
-    still on their way into the database; `listener` hears of budgets. `Admission.start` connects."""
-    store = build_store(settings, on_store_state)
+    """`on_store_state` hears whether a shared store answers and `on_store_reset` that it came back empty or set back
+    (metrics); `inheriting` says whether journals of dead processes are still on their way into the database; `listener` hears of
+    budgets. `Admission.start` connects."""
+    store = build_store(settings, on_store_state, on_store_reset)
     return Admission(catalog, store, settings, database, inheriting=inheriting, listener=listener)
 
 
-def build_store(settings: Settings, on_store_state: Callable[[bool], None] | None = None) -> LimitStore:
+def build_store(
+    settings: Settings,
+    on_store_state: Callable[[bool], None] | None = None,
+    on_store_reset: Callable[[], None] | None = None,
+) -> LimitStore:
     """Raises `ImportError` with its remedy when a shared store is configured and redis-py is not installed."""
     if settings.redis_url is None:
         if on_store_state is not None:
@@ -42,4 +48,5 @@ def build_store(settings: Settings, on_store_state: Callable[[bool], None] | Non
         from gateway.admission.valkey import ValkeyStore
     except ImportError as error:
         raise ImportError(f"redis_url is set but {error.name} is missing; pip install 'metergate[redis]'") from error
-    return SharedStore(ValkeyStore(settings.redis_url), settings.limits.when_store_down, on_state=on_store_state)
+    remote = ValkeyStore(settings.redis_url)
+    return SharedStore(remote, settings.limits.when_store_down, on_state=on_store_state, on_reset=on_store_reset)

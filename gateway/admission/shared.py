@@ -41,7 +41,8 @@ SHIPPED_AFTER_US: Final = 5_000_000
 
 
 class SharedStore:
-    """`LimitStore` over a server that may freeze, vanish or forget. `on_state` hears True and False as it comes and goes."""
+    """`LimitStore` over a server that may freeze, vanish or forget. `on_state` hears True and False as it comes and goes,
+    `on_reset` that it came back empty or set back."""
 
     def __init__(
         self,
@@ -49,10 +50,12 @@ class SharedStore:
         policy: Policy = "closed",
         *,
         on_state: Callable[[bool], None] | None = None,
+        on_reset: Callable[[], None] | None = None,
     ) -> None:
         self._remote = remote
         self._policy = policy
         self._on_state = on_state or (lambda up: None)
+        self._on_reset = on_reset or (lambda: None)
         self._clock = steady_clock()
         self._process = uuid.uuid4().hex
         self._processes = 1
@@ -284,7 +287,10 @@ class SharedStore:
         return remaining_us
 
     async def _join(self) -> None:
+        known = self._remote.joined
         if await self._remote.join():
+            if known:
+                self._on_reset()
             logger.warning("joined world %s of the limit store; registering what is held", self._remote.epoch)
             await self._register()
 

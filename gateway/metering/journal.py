@@ -28,14 +28,15 @@ from gateway.metering.segments import (
     create_process_folder,
     folder_bytes,
     remove_folder,
+    room_on_disk,
     segment_path,
+    segment_size,
     sync_folder,
 )
 from gateway.settings import JournalSettings
 
 log = logging.getLogger(__name__)
 
-SEGMENT_BYTES: Final = 16 << 20
 CLOSE_RESERVE: Final = 2048
 """Bytes kept for the outcome of each opened attempt."""
 ERROR_BYTES: Final = 500
@@ -44,8 +45,6 @@ STRADDLE_BYTES: Final = 16 << 10
 """A record does not straddle segments; this much at the end of one may stay unused."""
 HEAL_S: Final = 0.25
 """How often a full or broken journal looks whether it can write again."""
-FREE_FLOOR_BYTES: Final = 64 << 20
-"""Never allocate the last of a disk (or its last twentieth, where that is less): the database may live on it."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -55,7 +54,7 @@ class Journal:
     def __init__(self, folder: Path, settings: JournalSettings) -> None:
         """Makes and locks a folder of its own under `folder`. Raises `JournalFull` or `JournalBroken` when it cannot."""
         self._settings = settings
-        self._segment_bytes = max(64 << 10, min(SEGMENT_BYTES, settings.max_bytes // 8))
+        self._segment_bytes = segment_size(settings.max_bytes)
         self._each = settings.fsync == "record"
         self._number = 0
         self._descriptor = -1
@@ -161,6 +160,16 @@ class Journal:
     def disk_bytes(self) -> int:
         """Disk space that this journal takes now, what is preallocated included."""
         return folder_bytes(self.folder)
+
+    @property
+    def room_bytes(self) -> int:
+        """What can be appended before new requests are refused, if nothing is deleted by then."""
+        if self._trouble is not None:
+            return 0
+        ahead = room_on_disk(self.folder)
+        if self._settings.when_full == "refuse":
+            ahead = min(ahead, self._settings.max_bytes - self.disk_bytes)
+        return max(0, self._room() + max(0, ahead) - self._reserved)
 
     def flush(self) -> None:
         """Returns when everything appended so far is on the disk. Blocks; raises `JournalBroken`."""
@@ -314,9 +323,7 @@ class Journal:
                 f"the journal in {self.folder} has reached journal.max_bytes ({limit}); new requests are refused until the "
                 "recorder has shipped some of it to the database"
             )
-        disk = os.statvfs(self.folder)
-        floor = min(FREE_FLOOR_BYTES, disk.f_blocks * disk.f_frsize // 20)
-        if disk.f_bavail * disk.f_frsize < size + floor:
+        if room_on_disk(self.folder) < size:
             raise JournalFull(f"the disk under {self.folder} is full; new requests are refused until it has room")
 
     # ---- the thread ----

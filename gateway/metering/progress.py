@@ -47,6 +47,7 @@ def watch_journal(metrics: Metrics, journal: Journal, progress: Callable[[], Pro
     """Has the journal's gauges say how it is at every scrape."""
     metrics.watch(metrics.journal_writable, lambda: float(journal.writable))
     metrics.watch(metrics.journal_bytes, lambda: float(journal.disk_bytes))
+    metrics.watch(metrics.journal_room, lambda: float(journal.room_bytes))
     metrics.watch(metrics.journal_open, lambda: float(journal.in_flight))
     metrics.watch(metrics.journal_unshipped, lambda: float(lag(journal, progress()).unshipped_bytes))
     metrics.watch(metrics.journal_age, lambda: lag(journal, progress()).seconds)

@@ -20,7 +20,14 @@ from gateway.metering.adoption import REMEDY, Adoption
 from gateway.metering.errors import SegmentError
 from gateway.metering.progress import Progress
 from gateway.metering.reader import Place
-from gateway.metering.segments import process_folders, try_lock
+from gateway.metering.segments import (
+    folder_bytes,
+    process_folders,
+    room_on_disk,
+    segment_numbers,
+    segment_size,
+    try_lock,
+)
 from gateway.metering.shipper import Outage, Shipped, Shipper
 from gateway.metering.source import HOUR_US, Source, drop_dead_folder, drop_shipped_segments
 from gateway.metering.watermarks import Watermarks
@@ -242,11 +249,27 @@ class Recorder:
                 drop_dead_folder(folder, retain_us=retain_us)
 
     def _make_room(self, own: Source) -> None:
-        """Deletes shipped segments of the journal that is being written, so that it refuses requests only for unshipped ones."""
+        """Deletes shipped segments where `max_bytes` or the disk is near: requests are refused only for unshipped ones."""
         if time.monotonic() < self._room_at_s:
             return
         self._room_at_s = time.monotonic() + ROOM_S
         room = self._settings.max_bytes * 3 // 4
         retain_us = self._settings.retain_hours * HOUR_US
+        if (short := 2 * segment_size(self._settings.max_bytes) - room_on_disk(own.folder)) > 0:
+            short -= self._retire_early(short)
+            room = min(room, folder_bytes(own.folder) - max(0, short))
         early = drop_shipped_segments(own.folder, own.stored, retain_us=retain_us, room_bytes=room)
         self._metrics.journal_shortened.inc(early)
+
+    def _retire_early(self, need: int) -> int:
+        """Deletes shipped journals of the dead, oldest first, until `need` bytes of the disk are free; how many are."""
+        freed = 0
+        for folder in process_folders(self._folder):
+            if freed >= need:
+                break
+            if self._watermarks.told_complete(folder.name) and folder.name not in self._adoption.sources:
+                size, segments = folder_bytes(folder), len(segment_numbers(folder))
+                if drop_dead_folder(folder, retain_us=0):
+                    freed += size
+                    self._metrics.journal_shortened.inc(segments)
+        return freed

@@ -21,6 +21,10 @@ from typing import Final
 
 LOCK_NAME: Final = "lock"
 SPARE_NAME: Final = "spare"
+SEGMENT_BYTES: Final = 16 << 20
+LEAST_SEGMENT_BYTES: Final = 64 << 10
+FREE_FLOOR_BYTES: Final = 64 << 20
+"""Never allocate the last of a disk (or its last twentieth, where that is less): the database may live on it."""
 POSITION_NAME: Final = "position"
 _SEGMENT: Final = re.compile(r"^(\d{8})\.mgj$")
 _PROCESS: Final = re.compile(r"^\d{16,20}-\d+-[0-9a-f]{8}$")
@@ -122,6 +126,17 @@ def folder_bytes(folder: Path) -> int:
         except FileNotFoundError:
             continue
     return total
+
+
+def segment_size(max_bytes: int) -> int:
+    """What is preallocated at a time, for a journal that may grow to `max_bytes`."""
+    return max(LEAST_SEGMENT_BYTES, min(SEGMENT_BYTES, max_bytes // 8))
+
+
+def room_on_disk(folder: Path) -> int:
+    """What may still be allocated on the disk of `folder`; below 0 where others took what a journal leaves alone."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize - min(FREE_FLOOR_BYTES, disk.f_blocks * disk.f_frsize // 20)
 
 
 def remove_folder(folder: Path) -> None:

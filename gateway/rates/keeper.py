@@ -19,7 +19,7 @@ from billing.database import reading
 from billing.errors import InvalidRate
 from billing.rate_feed import FeedRate, FeedResult, newest_of, parse_feed, take_rates
 from billing.times import SECOND_US, now_us
-from gateway.metrics import Metrics
+from gateway.metrics import RATE_FETCHES, Metrics
 from gateway.rates.fetch import FetchError, fetch
 from gateway.settings import RateFeedSettings, RateSettings
 
@@ -80,6 +80,8 @@ class RateKeeper:
         self._task: asyncio.Task[None] | None = None
         for feed in settings.feeds:
             metrics.watch(metrics.rate_age.labels(feed.name), self._age_of(feed.name))
+            for result in RATE_FETCHES:
+                metrics.rate_fetches.labels(feed.name, result)
 
     def start(self) -> None:
         assert self._task is None

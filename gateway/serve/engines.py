@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,7 @@ class Engines:
         self._run_folder = run_folder
         self._echo = echo
         self._follow: Follow | None = None
+        self._restarted: Callable[[str], None] | None = None
         self._commands: dict[str, list[str]] = {}
         self._supervisors: dict[str, EngineSupervisor] = {}
         self._changed = asyncio.Event()
@@ -58,15 +60,22 @@ class Engines:
         for name, command in wanted.items():
             if name not in self._supervisors:
                 supervisor = EngineSupervisor(
-                    name, command, self._run_folder, self._announcer(name), self._echo, {API_KEY_VARIABLE: self._secret}
+                    name,
+                    command,
+                    self._run_folder,
+                    self._announcer(name),
+                    self._echo,
+                    {API_KEY_VARIABLE: self._secret},
+                    functools.partial(self._count, name),
                 )
                 self._supervisors[name] = supervisor
                 supervisor.start()
         self._commands = wanted
 
-    def attach(self, follow: Follow) -> None:
-        """From now on `follow` is told where each engine is, to begin with where it is now."""
-        self._follow = follow
+    def attach(self, follow: Follow, restarted: Callable[[str], None]) -> None:
+        """From now on `follow` is told where each engine is, to begin with where it is now, and `restarted` which one was started
+        again."""
+        self._follow, self._restarted = follow, restarted
         for name, supervisor in self._supervisors.items():
             self._tell(name, supervisor.base_url)
 
@@ -96,6 +105,10 @@ class Engines:
                 self._echo(f"[engine {name}] ready")
 
         return announce
+
+    def _count(self, name: str) -> None:
+        if self._restarted is not None:
+            self._restarted(name)
 
     def _tell(self, name: str, base_url: str | None) -> None:
         if self._follow is not None:

@@ -24,7 +24,7 @@ import click
 from gateway import logs
 from gateway.access.admin_key import load_admin_key
 from gateway.access.pepper import load_pepper
-from gateway.metrics_sum import MetricsSum
+from gateway.metrics_sum import MetricsSum, Report, Sample
 from gateway.process_link import Link, open_link
 from gateway.serve.banner import FirstRun, banner
 from gateway.serve.engines import Engines
@@ -44,6 +44,7 @@ END_S: Final = 30.0
 """Beyond the grace of running requests, a worker has this long to ship its journal and end."""
 FAIRNESS: Final = {"UV_TCP_SINGLE_ACCEPT": "1"}
 """Has libuv leave the next connection to another worker after each one that it accepts: without it one takes a whole burst."""
+ENGINE_RESTARTS: Final = "metergate_engine_restarts"
 BACKOFF_FIRST_S: Final = 0.2
 BACKOFF_LAST_S: Final = 10.0
 STEADY_S: Final = 60.0
@@ -180,6 +181,11 @@ class Fleet:
         for worker in self.workers:
             worker.send(news)
 
+    def count_restart(self, provider: str) -> None:
+        """A bundled engine was started again: that is this process's to count."""
+        sample = Sample(ENGINE_RESTARTS, f"{ENGINE_RESTARTS}_total", (("provider", provider),), 1.0)
+        self.figures.add("engines", Report([sample], []))
+
     def count_for(self, asker: Worker) -> None:
         task = asyncio.create_task(self._count_for(asker))
         self._tasks.add(task)
@@ -215,7 +221,7 @@ async def run_fleet(settings: Settings, config: Path | None, listeners: Sequence
     tasks = []
     try:
         await engines.apply(settings)
-        engines.attach(fleet.follow)
+        engines.attach(fleet.follow, fleet.count_restart)
         watch = SettingsWatch(config, settings, engines.apply, lambda: fleet.pass_on(signal.SIGHUP))
         tasks.append(asyncio.create_task(watch.run(), name="settings"))
         tasks.append(asyncio.create_task(_welcome(settings, fleet, engines, first), name="welcome"))

@@ -35,7 +35,7 @@ async def run(settings: Settings, config: Path | None, listeners: Sequence[socke
         await prepare_database(settings)
         admin_key = load_admin_key(settings)
         services = await build_services(settings)
-        engines.attach(services.router.follow)
+        engines.attach(services.router.follow, lambda name: services.metrics.engine_restarts.labels(name).inc())
 
         async def take(fresh: Settings) -> None:
             services.router.reload(fresh)

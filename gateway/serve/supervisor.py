@@ -39,7 +39,8 @@ class EngineSupervisor:
     """Keeps one engine of provider `name` running until `stop`.
 
     `announce(base_url)` is called with the address when the engine is ready and with None when it is gone; `echo(line)` gets
-    the child's output line by line, prefixed; `environ` is added to ours. `restarts` counts starts after the first;
+    the child's output line by line, prefixed; `environ` is added to ours. `restarts` counts starts after the first, and
+    `restarted` hears of each;
     `base_url` is None unless ready.
     """
 
@@ -51,6 +52,7 @@ class EngineSupervisor:
         announce: Callable[[str | None], None],
         echo: Callable[[str], None],
         environ: Mapping[str, str] | None = None,
+        restarted: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self.base_url: str | None = None
@@ -60,6 +62,7 @@ class EngineSupervisor:
         self._port_file = run_folder / f"engine-{name}.port"
         self._announce = announce
         self._echo = echo
+        self._restarted = restarted
         self._environ = {**os.environ, **(environ or {})}
         self._grace_s = STOP_GRACE_S
         self._stopping = asyncio.Event()
@@ -92,6 +95,7 @@ class EngineSupervisor:
                 await asyncio.wait_for(self._stopping.wait(), backoff_s)
             backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
             self.restarts += 1
+            self._restarted()
 
     async def _run_once(self) -> int:
         """One life of the child: its exit status."""

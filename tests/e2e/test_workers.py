@@ -139,6 +139,9 @@ def test_the_figures_of_both_are_one_and_a_killed_worker_loses_no_row(fleet: Fle
         assert fleet.figure("requests_total", status="completed") == 40
     until(lambda: fleet.figure("recorder_rows_total") == 40, 30, "both recorders' rows are in the figures")
     assert fleet.figure("journal_writable") == 1
+    text = fleet._once("GET", "/metrics").text
+    for at_zero in ("dead_letters_total", "recorder_restarts_total", 'webhooks_total{result="given_up"}'):
+        assert f"metergate_{at_zero} 0.0" in text, "a counter that is born at 1 has no increase that an alert could see"
 
     before = fleet.workers()
     assert len(before) == 2

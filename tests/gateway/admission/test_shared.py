@@ -30,10 +30,13 @@ def server(tmp_path: Path) -> Iterator[ValkeyServer]:
 
 @asynccontextmanager
 async def shared(
-    server: ValkeyServer, policy: Policy = "closed", states: list[bool] | None = None
+    server: ValkeyServer,
+    policy: Policy = "closed",
+    states: list[bool] | None = None,
+    on_reset: Callable[[], None] | None = None,
 ) -> AsyncIterator[SharedStore]:
     remote = ValkeyStore(server.url, timeout_s=0.25, heal_us=500_000)
-    store = SharedStore(remote, policy, on_state=None if states is None else states.append)
+    store = SharedStore(remote, policy, on_state=None if states is None else states.append, on_reset=on_reset)
     await store.start()
     try:
         yield store
@@ -95,8 +98,10 @@ async def _equals(work: Awaitable[object], expected: object) -> bool:
 async def test_rule_15_a_server_that_lost_its_data_is_told_everything_before_it_admits(
     server: ValkeyServer, harm: str
 ) -> None:
-    async with shared(server) as one, shared(server) as two:
+    resets: list[str] = []
+    async with shared(server, on_reset=lambda: resets.append(harm)) as one, shared(server) as two:
         await seeded(one, 1, window="0-", spent=1000)
+        assert resets == []
         if harm == "old copy":
             assert server.command("SAVE") == b"+OK"
         held, settled = total(300, 10_000), total(300, 10_000)
@@ -118,6 +123,7 @@ async def test_rule_15_a_server_that_lost_its_data_is_told_everything_before_it_
             refusals += 1
             await asyncio.sleep(0.01)
         assert refusals  # closed: nothing while it heals
+        assert resets == [harm]
         assert not isinstance(answer, Granted)  # nor before the database was asked
         listed = await one.unshipped([DAY], 100)
         assert listed.settled == {settled.request_id: {DAY: 250}}

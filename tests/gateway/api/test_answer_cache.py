@@ -80,6 +80,7 @@ async def test_rule_04_a_hit_costs_nothing_and_says_so_and_leaves_a_row(gateway:
     assert row["cost"] is None or row["cost"]["amount"] == "0"
     metrics = (await gateway.operator.get("/metrics")).text
     assert 'metergate_unpriced_requests_total{model="m",provider="cache"} 1' not in metrics
+    assert 'metergate_answer_cache_total{result="hit"} 1.0' in metrics
 
 
 @pytest.mark.parametrize(
@@ -200,6 +201,8 @@ async def test_a_frozen_store_is_a_miss_and_holds_nobody_up(gateway: Gateway, va
         assert await gateway.services.answers.find(b"x" * 32) is None
     finally:
         valkey.process.send_signal(signal.SIGCONT)
+    failed = gateway.services.metrics.registry.get_sample_value("metergate_answer_cache_total", {"result": "failed"})
+    assert failed == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 60)), max_size=100))

@@ -103,9 +103,10 @@ def test_a_stopped_journal_gives_back_what_it_preallocated_and_takes_nothing_mor
 
 def test_rule_32_a_full_journal_refuses_new_requests_and_never_an_outcome(make_journal: MakeJournal) -> None:
     journal = make_journal(max_bytes=SMALL)
+    assert SMALL // 2 < journal.room_bytes <= SMALL
     taken = fill(journal)
     assert len(taken) > 100
-    assert not journal.writable
+    assert not journal.writable and journal.room_bytes == 0
     assert "journal.max_bytes" in (journal.trouble or "") or "no room" in (journal.trouble or "")
     for attempt in taken:
         journal.close(closed(attempt, outcome(error="上游" * 1000), status="failed", answered=None, error="e" * 9000))
@@ -158,6 +159,7 @@ def test_rule_32_a_full_disk_refuses_new_requests_keeps_outcomes_and_heals(
 
     eventually(exhausted, "what was preallocated is used up")
     assert os.statvfs(small_disk).f_bavail == 0
+    assert journal.room_bytes == 0
     assert written > 1000
     assert len(records_in(journal.folder, dead=False)) == written
     ballast.unlink()

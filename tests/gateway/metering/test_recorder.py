@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from billing.usage import Usage
 from gateway.metering.errors import JournalFull
 from gateway.metering.journal import Journal
 from gateway.metering.position import Position, read_position
-from gateway.metering.segments import POSITION_NAME, process_folders, segment_numbers
+from gateway.metering.segments import POSITION_NAME, process_folders, room_on_disk, segment_numbers
 from gateway.metrics import Metrics
 from gateway.settings import JournalSettings
 from tests.gateway.metering.books import BooksDatabase
@@ -386,6 +387,37 @@ def test_rule_32_a_full_journal_waits_for_shipping_and_for_no_housekeeping(
                 journal.close(closed(attempt))
                 written += 1
     assert database.count("usage", "status = 'completed'") == written
+
+
+def test_rule_32_a_disk_that_others_fill_waits_for_shipping_only(
+    database: BooksDatabase, make_journal: MakeJournal, small_disk: Path
+) -> None:
+    """What is kept for a restore goes before a request is refused: journals of the dead first, then our own shipped segments."""
+    root = small_disk / "journal"
+    dead = make_journal(root, max_bytes=1 << 20)
+    while dead.tail[0] < 4:
+        attempt = opened(tags={"filler": "x" * 8000})
+        dead.open(attempt)
+        dead.close(closed(attempt))
+    dead.stop()
+    journal = make_journal(root, max_bytes=1 << 20)
+    with recording(database, root, journal, drain=False, max_bytes=1 << 20):
+        eventually(lambda: read_position(dead.folder).complete_us is not None, "the dead one is shipped")
+        assert dead.folder.exists()
+    with recording(database, root, journal, max_bytes=1 << 20) as metrics:
+        with (small_disk / "ballast").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, room_on_disk(root) - (100 << 10))
+        begun = journal.tail[0]
+        while journal.tail[0] < begun + 12:  # many times what the disk has left
+            eventually(lambda: journal.writable, "what is shipped makes room for more")
+            with contextlib.suppress(JournalFull):
+                attempt = opened(tags={"filler": "x" * 8000})
+                journal.open(attempt)
+                journal.close(closed(attempt))
+        eventually(lambda: not dead.folder.exists(), "the dead one's is gone")
+    assert value(metrics, "journal_shortened_segments_total") >= 10
+    answered = database.count("usage", "status = 'completed'")
+    assert answered == database.count("usage") > 150
 
 
 def test_shipped_segments_stay_for_the_retention_and_a_dead_folder_goes_after_it(

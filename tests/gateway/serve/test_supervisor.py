@@ -62,7 +62,11 @@ def supervised(
     announced: list[str | None] = []
     lines: list[str] = []
     command = command or [sys.executable, "-c", CHILD]
-    return EngineSupervisor("local", command, tmp_path, announced.append, lines.append), announced, lines
+    echo = lines.append
+    supervisor = EngineSupervisor(
+        "local", command, tmp_path, announced.append, echo, restarted=lambda: echo("started again")
+    )
+    return supervisor, announced, lines
 
 
 async def test_an_engine_is_announced_when_healthy_and_its_output_is_prefixed(tmp_path: Path) -> None:
@@ -88,7 +92,7 @@ async def test_a_killed_engine_is_started_again_on_a_new_address(tmp_path: Path)
     assert first is not None
     os.kill(first, signal.SIGKILL)
     await until(lambda: supervisor.pid not in (None, first) and supervisor.base_url is not None)
-    assert supervisor.restarts == 1
+    assert supervisor.restarts == 1 == lines.count("started again")
     assert [address is None for address in announced] == [False, True, False]
     assert any("ended with SIGKILL; starting again in 0.5 s" in line for line in lines)
     await supervisor.stop()
