@@ -35,12 +35,35 @@ class StoredWeight:
     dequantise: Callable[[], torch.Tensor]
 
     def rows(self, order: NDArray[np.int64]) -> StoredWeight:
-        """The same matrix with its rows in another order."""
+        """These rows of it, in this order."""
 
         def dequantise() -> torch.Tensor:
             return self.dequantise()[torch.from_numpy(order)]
 
-        return StoredWeight(self.storage, self.shape, self.raw[order], dequantise)
+        return StoredWeight(self.storage, (len(order), self.shape[1]), self.raw[order], dequantise)
+
+    @property
+    def block(self) -> int:
+        """Inputs of one output that lie in one piece."""
+        return 1 if self.storage in FLOATS.values() else GROUP
+
+    def columns(self, inputs: range) -> StoredWeight:
+        """A run of its inputs. Raises ValueError where that would cut a block."""
+        check_cut(inputs, self.block, self.shape[1])
+        row_bytes = self.raw.shape[1] * self.block // self.shape[1]
+        raw = self.raw[:, inputs.start // self.block * row_bytes : inputs.stop // self.block * row_bytes]
+        return StoredWeight(
+            self.storage,
+            (self.shape[0], len(inputs)),
+            np.ascontiguousarray(raw),
+            lambda: self.dequantise()[:, inputs.start : inputs.stop],
+        )
+
+
+def check_cut(inputs: range, block: int, width: int) -> None:
+    """Raises ValueError where a run of `width` inputs begins or ends within a block."""
+    if inputs.start % block or (inputs.stop % block and inputs.stop != width):
+        raise ValueError(f"inputs {inputs.start} to {inputs.stop} cut a group of {block} inputs")
 
 
 def stored(tensor: torch.Tensor) -> StoredWeight:

@@ -125,11 +125,19 @@ class Operations(Protocol):
     def mixture(self, x: torch.Tensor, experts: Experts, out: torch.Tensor) -> None:
         """out += for each row the weighted sum of its experts' down(silu(gate x) * up x)."""
 
+    def call(self, function: Callable[[int], None]) -> None:
+        """`function(rows)` at this point of the pass: for what is no operation on a device, such as a sum over processes."""
+
     def logits(self, x: torch.Tensor, norm: torch.Tensor, eps: float, head: Matrix) -> torch.Tensor:
         """float32 [rows of x, outputs]: final norm and head, at once, for the rows that sample."""
 
     def draw(self, logits: torch.Tensor, settings: DrawSettings) -> list[int | None]:
         """One token per row of what `logits` gave (sampling.py); None where it holds NaN or only -inf."""
+
+    @property
+    def draws_on_device(self) -> Callable[[torch.Tensor, DrawSettings], torch.Tensor] | None:
+        """The same as int32 [rows] that is not waited for, -1 for None; None where a path has no such thing. A path that has it
+        also computes a pass without waiting, for a layout with `decoding`."""
 
 
 class TorchMatrix:
@@ -243,12 +251,19 @@ class TorchOperations:
             result = torch.nn.functional.linear(gated, down.values) * weights[:, None].to(x.dtype)
             out.index_add_(0, tokens, result)
 
+    def call(self, function: Callable[[int], None]) -> None:
+        function(self.layout.tokens)
+
     def logits(self, x: torch.Tensor, norm: torch.Tensor, eps: float, head: Matrix) -> torch.Tensor:
         assert isinstance(head, TorchMatrix)
         return torch.nn.functional.linear(rms_norm_reference(x, norm, eps), head.values).float()
 
     def draw(self, logits: torch.Tensor, settings: DrawSettings) -> list[int | None]:
         return draw_reference(logits, settings)
+
+    @property
+    def draws_on_device(self) -> Callable[[torch.Tensor, DrawSettings], torch.Tensor] | None:
+        return None
 
 
 def adapt_rows(

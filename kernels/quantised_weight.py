@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from .fp8 import FP8_BLOCK, row_scales, spread_blocks, to_fp8
-from .linear import GROUP, StoredWeight, stored
+from .linear import GROUP, StoredWeight, check_cut, stored
 from .quantised import NIBBLES, awq_pack, awq_unpack, quantise_int8
 
 MIDDLE = 8
@@ -37,6 +37,13 @@ class Int8Weight:
     def rows(self, order: NDArray[np.int64]) -> Int8Weight:
         at = torch.from_numpy(order)
         return Int8Weight(self.values[at], self.scales[at])
+
+    @property
+    def block(self) -> int:
+        return 1
+
+    def columns(self, inputs: range) -> Int8Weight:
+        return Int8Weight(self.values[:, inputs.start : inputs.stop].contiguous(), self.scales)
 
     def narrowest(self) -> StoredWeight:
         outputs, inputs = self.shape
@@ -94,6 +101,21 @@ class Int4Weight:
             None if self.minima is None else self.minima[:, at].contiguous(),
         )
 
+    @property
+    def block(self) -> int:
+        return self.group
+
+    def columns(self, inputs: range) -> Int4Weight:
+        """Raises ValueError where that would cut a group."""
+        check_cut(inputs, self.group, self.shape[1])
+        groups = slice(inputs.start // self.group, inputs.stop // self.group)
+        return Int4Weight(
+            self.values[inputs.start : inputs.stop].contiguous(),
+            self.scales[groups].contiguous(),
+            None if self.zeros is None else self.zeros[groups].contiguous(),
+            None if self.minima is None else self.minima[groups].contiguous(),
+        )
+
     def narrowest(self) -> StoredWeight:
         outputs, inputs = self.shape
         if self.group % GROUP or not _is_half(self.scales):
@@ -135,9 +157,25 @@ class Fp8Weight:
 
     def rows(self, order: NDArray[np.int64]) -> Fp8Weight | StoredWeight:
         at = torch.from_numpy(order)
-        if self.blocks:  # rows that move leave their blocks
+        values = self.values.view(torch.uint8)[at].view(torch.float8_e4m3fn)
+        if not self.blocks:
+            return Fp8Weight(values, self.scales[at])
+        blocks = _whole_blocks(order, self.shape[0])
+        if blocks is None:  # rows that move leave their blocks
             return stored(self.dequantise()[at])
-        return Fp8Weight(self.values.view(torch.uint8)[at].view(torch.float8_e4m3fn), self.scales[at])
+        return Fp8Weight(values, self.scales[torch.from_numpy(blocks)])
+
+    @property
+    def block(self) -> int:
+        return FP8_BLOCK if self.blocks else 1
+
+    def columns(self, inputs: range) -> Fp8Weight:
+        """Raises ValueError where that would cut a block."""
+        values = self.values.view(torch.uint8)[:, inputs.start : inputs.stop].contiguous().view(torch.float8_e4m3fn)
+        if not self.blocks:
+            return Fp8Weight(values, self.scales)
+        check_cut(inputs, FP8_BLOCK, self.shape[1])
+        return Fp8Weight(values, self.scales[:, inputs.start // FP8_BLOCK : -(-inputs.stop // FP8_BLOCK)].contiguous())
 
     def narrowest(self) -> StoredWeight:
         return _narrowest_float(self.dequantise())
@@ -204,6 +242,14 @@ def to_fp8_rows(weight: torch.Tensor) -> Fp8Weight:
     """[N, K] with one scale per output."""
     scales = row_scales(weight)
     return Fp8Weight(to_fp8(weight, scales[:, None]), scales)
+
+
+def _whole_blocks(order: NDArray[np.int64], outputs: int) -> NDArray[np.int64] | None:
+    """The blocks of 128 rows that `order` takes whole and each in its own order; None where it takes others."""
+    first = order[::FP8_BLOCK]
+    runs = [np.arange(start, min(start + FP8_BLOCK, outputs)) for start in first]
+    whole = not (first % FP8_BLOCK).any() and np.array_equal(np.concatenate(runs), order)
+    return first // FP8_BLOCK if whole else None
 
 
 def _is_half(values: torch.Tensor) -> bool:

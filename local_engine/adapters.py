@@ -90,6 +90,8 @@ def _pair(
         raise ModelError(f"adapter {name} does not fit {linear.names[0]}: it was made for another model") from error
     if a.shape[1] != linear.inputs:
         raise ModelError(f"adapter {name} does not fit {linear.names[0]}: it was made for another model")
+    if linear.columns is not None:
+        a = a[:, linear.columns.start : linear.columns.stop]
     return a, b if linear.order is None else b[torch.from_numpy(linear.order)]
 
 

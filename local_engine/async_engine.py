@@ -275,6 +275,9 @@ class AsyncEngine:
                     if not answer.done():  # whoever asked may have gone
                         answer.set_result(message.error)
                     continue
+                if isinstance(message, Failed):
+                    self._die(f"{message.message}.")
+                    return
                 assert isinstance(message, StepDone)
                 self.watch.heard()
                 self._apply(message)

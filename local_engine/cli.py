@@ -75,7 +75,7 @@ def serve(argv: Sequence[str]) -> int:
         return 130
 
 
-_ENGINE_FLAGS = tuple(name for name in EngineConfig.__dataclass_fields__)
+_ENGINE_FLAGS = tuple(name for name in EngineConfig.__dataclass_fields__ if name != "data_parallel_rank")
 _SERVER_FLAGS = tuple(
     name for name in ServerConfig.__dataclass_fields__ if name not in ("served_model_names", "api_key")
 )
@@ -135,7 +135,15 @@ def _model_flags(group: argparse._ArgumentGroup, default: dict[str, object]) -> 
     add("--kv-cache-memory-bytes", type=bytes_flag, help="e.g. 2G; default on the CPU: min(4G, 40 %% of what is free)")
     add("--num-gpu-blocks-override", dest="num_blocks_override", type=int, help="exactly so many KV blocks")
     add("--tensor-parallel-size", "-tp", type=int, default=default["tensor_parallel_size"])
-    add("--cpu-threads", type=int, help="default: the cores this process may use")
+    add("--data-parallel-size", "-dp", type=int, default=default["data_parallel_size"], help="so many whole models")
+    add(
+        "--distributed-timeout-seconds",
+        dest="distributed_timeout_s",
+        type=int,
+        default=default["distributed_timeout_s"],
+        help="end an engine whose ranks have waited for one of them for so long",
+    )
+    add("--cpu-threads", type=int, help="of each process; default: the cores that all of them may use, shared out")
     add("--enforce-eager", action="store_true")
     add(
         "--kernels",

@@ -83,6 +83,13 @@ class EngineConfig:
     num_blocks_override: int | None = None
     """Exactly so many KV blocks, whatever memory there is (vLLM's --num-gpu-blocks-override)."""
     tensor_parallel_size: int = 1
+    """Ranks that share one model; each a process and, on CUDA, a GPU."""
+    data_parallel_size: int = 1
+    """Cores with a whole model each (of `tensor_parallel_size` ranks), among which requests are shared out."""
+    data_parallel_rank: int = 0
+    """Which of these this core is. No flag: the HTTP process says it."""
+    distributed_timeout_s: int = 30
+    """A rank that the others have waited for so long within a step is given up, and with it the engine."""
     scheduling_policy: str = "fcfs"
     seed: int | None = None
     """Seeds the seeds of requests that name none. None: taken from the system."""
@@ -121,6 +128,7 @@ class EngineConfig:
             ("--kv-cache-memory-bytes", self.kv_cache_memory_bytes),
             ("--num-gpu-blocks-override", self.num_blocks_override),
             ("--tensor-parallel-size", self.tensor_parallel_size),
+            ("--data-parallel-size", self.data_parallel_size),
             ("--cpu-threads", self.cpu_threads),
             ("--max-lora-rank", self.max_lora_rank),
         ):
@@ -132,6 +140,10 @@ class EngineConfig:
                 )
         if self.seed is not None and not -MAX_FLAG <= self.seed <= MAX_FLAG:
             raise ConfigError(f"--seed must be at least {-MAX_FLAG} and at most {MAX_FLAG}, not {self.seed}")
+        if self.distributed_timeout_s < MIN_CORE_TIMEOUT_S:
+            raise ConfigError(
+                f"--distributed-timeout-seconds must be at least {MIN_CORE_TIMEOUT_S}, not {self.distributed_timeout_s}"
+            )
         if self.step_target_ms < 0:
             raise ConfigError(f"--step-target-ms must be 0 (off) or more, not {self.step_target_ms}")
         for flag, given in (
@@ -147,6 +159,11 @@ class EngineConfig:
             raise ConfigError(f"--max-logprobs must be 0 or more, not {self.max_logprobs}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(f"--gpu-memory-utilization must lie in (0, 1], not {self.gpu_memory_utilization}")
+
+    @property
+    def processes(self) -> int:
+        """That compute, and share this machine's cores and memory."""
+        return self.tensor_parallel_size * self.data_parallel_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ import msgspec
 
 from .config import EngineConfig
 from .engine_core import EngineCore, Runner
-from .errors import EngineError
+from .errors import EngineError, RanksLost
 from .heartbeat import Pulse
 from .messages import Beat, Failed, FrameBuffer, Progress, Ready, Start, StepDone, ToCore, frame
 from .parent_watch import exit_with_parent
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 IDLE_CHECK_S = 0.1
 """Idle for so long, the core checks its pages once."""
 
-RunnerFactory = Callable[[EngineConfig, Callable[[str], None]], Runner]
+RunnerFactory = Callable[[EngineConfig, "Report"], Runner]
 
 
 class Channel:
@@ -87,13 +87,31 @@ class Channel:
             self._connection.sendall(data)
 
 
+class Report:
+    """What a runner tells while it loads, and, by any thread, when it cannot go on."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def __call__(self, text: str) -> None:
+        self._channel.send(Progress(text))
+
+    def lost(self, reason: str) -> None:
+        """Does not return: whoever computes may be stuck in what is lost."""
+        log.error("%s", reason)
+        with contextlib.suppress(OSError):
+            self._channel.send(Failed(reason))
+        sys.stderr.flush()
+        os._exit(1)
+
+
 def run(channel: Channel, make_runner: RunnerFactory) -> int:
     """The whole life of the core. Returns its exit status."""
     (start,) = channel.receive(None)
     assert isinstance(start, Start)
-    began = time.monotonic()
+    began, report = time.monotonic(), Report(channel)
     try:
-        runner = make_runner(start.config, lambda text: channel.send(Progress(text)))
+        runner = make_runner(start.config, report)
         core = EngineCore(
             start.config,
             runner,
@@ -112,7 +130,10 @@ def run(channel: Channel, make_runner: RunnerFactory) -> int:
     channel.send(Ready(runner.num_blocks, start.config.block_size, runner.vocab_size, core.max_model_len, load_us))
     pulse = Pulse(lambda step_ms: channel.send(Beat(step_ms)))
     pulse.start()
-    _serve(channel, core, pulse)
+    try:
+        _serve(channel, core, pulse)
+    except RanksLost as error:
+        report.lost(str(error))
     return 0
 
 
@@ -160,10 +181,14 @@ def _on_cpu(config: EngineConfig) -> bool:
     return not torch.cuda.is_available()
 
 
-def load_model_runner(config: EngineConfig, progress: Callable[[str], None]) -> Runner:
+def load_model_runner(config: EngineConfig, report: Report) -> Runner:
+    if config.tensor_parallel_size > 1:
+        from .parallel.leader import lead
+
+        return lead(config, report, report.lost)
     from .runner import ModelRunner
 
-    return ModelRunner(config, progress=progress)
+    return ModelRunner(config, progress=report)
 
 
 def main(make_runner: RunnerFactory = load_model_runner) -> int:

@@ -14,7 +14,7 @@ from .batch import ScheduledSequence, StepOutput
 from .block_pool import BlockPool, root_hash
 from .compute_time import split, token_weight
 from .config import BLOCK_SIZE, EngineConfig
-from .errors import ConfigError, EngineError
+from .errors import ConfigError, EngineError, RanksLost
 from .messages import Abort, AdapterDone, AddSequence, LoadAdapter, ResetPrefixCache, Stats, UnloadAdapter, Update
 from .scheduler import Scheduler, Share
 from .sequence import FinishReason, Sequence
@@ -237,6 +237,8 @@ class EngineCore:
             if isinstance(message, LoadAdapter):
                 self._runner.load_adapter(message.name, message.folder)
                 return None
+        except RanksLost:
+            raise
         except (EngineError, MemoryError, OSError) as error:
             return str(error)
         adapter = self._runner.adapters[message.name]
@@ -282,6 +284,8 @@ class EngineCore:
         began = time.perf_counter_ns()
         try:
             output = self._runner.execute(batch)
+        except RanksLost:
+            raise
         except Exception as error:
             self._fail_step(shares, error)
             return {}

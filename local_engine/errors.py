@@ -11,6 +11,7 @@ EngineError
 ├── Overloaded            the waiting queue is full: 503 with retry-after
 ├── Draining              the server is stopping: 503
 ├── Unresponsive          the core process has not answered for seconds: 503 with retry-after
+├── RanksLost             a rank of a split model died, hangs or failed: the core ends
 └── EngineDead            the core process is gone: in-band errors, then exit
 """
 
@@ -87,6 +88,10 @@ class Draining(EngineError):
 
 
 class Unresponsive(EngineError):
+    pass
+
+
+class RanksLost(EngineError):
     pass
 
 

@@ -74,6 +74,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """Why the core cannot start, or cannot go on."""
+
     message: str
 
 

@@ -9,13 +9,16 @@ from dataclasses import replace
 import torch
 
 from kernels.batch import StepLayout
-from kernels.operations import Attention, Experts, Operations
+from kernels.operations import Attention, Experts, Operations, TorchMatrix
 from kernels.rms_norm import rms_norm_reference
 from kernels.rope_scaling import KINDS, partial_order, rotation
 from kernels.rotary import rotary_tables
 
 from ..errors import ModelError
 from ..kv_cache import KVCache
+from ..parallel.cut import cut_model
+from ..parallel.group import Group
+from ..weights.embedding import Embedding, EmbeddingPart, TorchEmbedding
 from ..weights.source import WeightSource
 from .family import Family
 from .layer import Layer, LayerLoader, Linear
@@ -36,11 +39,17 @@ class Decoder:
         device: torch.device,
         threads: int,
         progress: Callable[[str], None],
+        group: Group | None = None,
     ) -> None:
-        self.config = config = source.config
-        self._family, self._operations, self._device = family, operations, device
+        """`group`: the ranks that share the model with this one, of which every one makes the same calls; None: it is whole."""
+        self._cut = cut_model(group.shard, source, family) if group is not None else None
+        self.config = config = source.config if group is None else group.shard.config(source.config)
+        """Of what is here: a rank has some of the heads."""
+        self._family, self._operations, self._device, self._group = family, operations, device, group
         self._embedding = source.embedding("model.embed_tokens.weight")
-        loader = LayerLoader(source, family, operations, partial_order(config.head_dim, config.rope))
+        if self._cut is not None:
+            self._embedding = EmbeddingPart(self._embedding, self._cut.vocabulary)
+        loader = LayerLoader(source, family, operations, partial_order(config.head_dim, config.rope), self._cut)
         with ThreadPoolExecutor(threads) as pool:
             head = pool.submit(loader.head)
             pending = [pool.submit(loader.layer, number) for number in range(config.layers)]
@@ -50,6 +59,8 @@ class Decoder:
                 if number * 4 % config.layers < 4:  # about every quarter, and the last
                     progress(f"loading weights: layer {number} of {config.layers}")
             self.head = head.result()
+        if device.type == "cuda" and group is None:
+            self._embedding = self._embedding_on(device, operations.dtype)
         self.norm = loader.norm("model.norm")
         scale = family.attention_scale or config.head_dim**-0.5
         windows = family.windows or (None,) * config.layers
@@ -59,7 +70,9 @@ class Decoder:
         self.hidden, self._normed = buffer(config.hidden_size), buffer(config.hidden_size)
         self._qkv = buffer((config.heads + 2 * config.kv_heads) * config.head_dim)
         self._attended = buffer(config.heads * config.head_dim)
-        self._gate_up, self._gated = buffer(2 * config.intermediate_size), buffer(config.intermediate_size)
+        inner = config.intermediate_size if self._cut is None else len(self._cut.inner)
+        self._gate_up, self._gated = buffer(2 * inner), buffer(inner)
+        self._part = buffer(config.hidden_size) if group is not None else None
         self._cache: KVCache | None = None
         self._adapting = False
 
@@ -68,6 +81,11 @@ class Decoder:
         """Every matrix that an adapter may change."""
         parts = [(layer.qkv, layer.o, *(layer.mlp if isinstance(layer.mlp, tuple) else ())) for layer in self.layers]
         return [linear for layer in parts for linear in layer]
+
+    @property
+    def never_waits(self) -> bool:
+        """A pass needs nothing of the host while it runs: no expert's rows are counted, no rank is waited for."""
+        return self._group is None and not any(isinstance(layer.mlp, Experts) for layer in self.layers)
 
     @property
     def window(self) -> int | None:
@@ -79,21 +97,37 @@ class Decoder:
     def attach(self, cache: KVCache) -> None:
         """The pool that every later step reads and writes."""
         self._cache = cache
+        scales = cache.scales or [None] * len(self._attention)
+        self._attention = [replace(how, scales=own) for how, own in zip(self._attention, scales, strict=True)]
+
+    def _embedding_on(self, device: torch.device, dtype: torch.dtype) -> Embedding:
+        """Where tokens are drawn. A head that is the embedding lies there already."""
+        if self.config.tie_word_embeddings and isinstance(self.head, TorchMatrix):
+            return TorchEmbedding(self.head.values)
+        return self._embedding.on(device, dtype)
 
     def compute(self, ids: torch.Tensor, layout: StepLayout) -> None:
-        """Runs `ids` [T] (host) at `layout` through all layers; `logits` then tells any of its rows."""
+        """Runs `ids` [T] (on any device) at `layout` through all layers; `logits` then tells any of its rows."""
         rows = self._embedding.rows(ids)
         if self._family.embedding_scale is not None:
             rows = rows * torch.tensor(self._family.embedding_scale, dtype=rows.dtype)
         self.hidden[: len(ids)] = rows.to(self._device, self.hidden.dtype)
+        if self._group is not None:
+            self._group.sum(self.hidden[: len(ids)])
         self._operations.run(self._forward_adapted if layout.adapters else self._forward, layout)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """float32 [len(rows), vocab] for rows of the step that `compute` ran last."""
-        scales = cache.scales or [None] * len(self._attention)
-        self._attention = [replace(how, scales=own) for how, own in zip(self._attention, scales, strict=True)]
-        chosen = self.hidden[rows.to(self._device)]
+        """float32 [len(rows), vocab] for rows of the step that `compute` ran last. Of ranks, the first one gets it."""
+        return self._logits(self.hidden[rows.to(self._device)])
+
+    def first_logits(self, count: int) -> torch.Tensor:
+        """The same for the first `count` rows, with no word from the host."""
+        return self._logits(self.hidden[:count])
+
+    def _logits(self, chosen: torch.Tensor) -> torch.Tensor:
         logits = self._operations.logits(chosen, self.norm, self.config.rms_norm_eps, self.head)
+        if self._group is not None and self._cut is not None:
+            logits = self._group.gather(logits, [len(run) for run in self._cut.vocabulary_runs])
         if (cap := self._family.logit_softcap) is not None:
             return cap * torch.tanh(logits / cap)
         return logits
@@ -130,7 +164,7 @@ class Decoder:
         ops = self._operations
         ops.rms_norm(self.hidden, layer.mlp_norm, self.config.rms_norm_eps, self._normed)
         if isinstance(layer.mlp, Experts):
-            ops.mixture(self._normed, layer.mlp, self.hidden)
+            self._mix(layer.mlp)
             return
         gate_up, down = layer.mlp
         self._linear(self._normed, gate_up, self._gate_up)
@@ -138,12 +172,36 @@ class Decoder:
         activate(self._gate_up, self._gated)
         self._add_to_residual(self._gated, down, layer.mlp_out_norm)
 
+    def _mix(self, experts: Experts) -> None:
+        if self._part is None:
+            self._operations.mixture(self._normed, experts, self.hidden)
+            return
+        part = self._part
+        self._operations.call(lambda rows: _clear(part[:rows]))
+        self._operations.mixture(self._normed, experts, part)
+        self._operations.call(lambda rows: self._add_sum(part, rows))
+
     def _add_to_residual(self, x: torch.Tensor, linear: Linear, norm: torch.Tensor | None) -> None:
-        if norm is None:
+        """Of ranks, each has a part of the sum that x Wᵀ is."""
+        if self._part is None and norm is None:
             self._linear(x, linear, self.hidden, add=True)
             return
-        self._linear(x, linear, self._normed)
-        self._operations.rms_norm(self._normed, norm, self.config.rms_norm_eps, self.hidden, add=True)
+        result = self._normed if self._part is None else self._part
+        self._linear(x, linear, result)
+        if norm is None:
+            self._operations.call(lambda rows: self._add_sum(result, rows))
+            return
+        if self._group is not None:
+            self._operations.call(lambda rows: self._sum(result, rows))
+        self._operations.rms_norm(result, norm, self.config.rms_norm_eps, self.hidden, add=True)
+
+    def _sum(self, part: torch.Tensor, rows: int) -> None:
+        assert self._group is not None
+        self._group.sum(part[:rows])
+
+    def _add_sum(self, part: torch.Tensor, rows: int) -> None:
+        self._sum(part, rows)
+        self.hidden[:rows] += part[:rows]
 
     def _linear(self, x: torch.Tensor, linear: Linear, out: torch.Tensor, add: bool = False) -> None:
         self._operations.linear(x, linear.weight, out, add)
@@ -151,6 +209,10 @@ class Decoder:
             self._operations.adapt(x, linear.adapters, out)
         if linear.bias is not None:
             self._operations.add_bias(out, linear.bias)
+
+
+def _clear(rows: torch.Tensor) -> None:
+    rows.zero_()
 
 
 def _tables(source: WeightSource, family: Family, max_context: int, device: torch.device) -> tuple[Tables, Tables]:

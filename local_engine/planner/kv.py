@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..config import BLOCK_SIZE
+from ..parallel.shard import splits
 from .shape import ModelShape
 
 VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1}
@@ -58,6 +59,5 @@ def valid_splits(shape: ModelShape, most: int = 16) -> list[int]:
     return [
         ranks
         for ranks in range(1, most + 1)
-        if shape.heads % ranks == 0
-        and (shape.latent is not None or shape.kv_heads % ranks == 0 or ranks % shape.kv_heads == 0)
+        if splits(shape.heads, shape.kv_heads if shape.latent is None else 1, ranks)
     ]

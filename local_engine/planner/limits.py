@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from ..models.registry import ARCHITECTURES
 from .shape import ModelShape
+from .weights import GROUP, ROUNDED_GROUPS
 
 SERVED = frozenset(name for name in ARCHITECTURES if name[0].isupper())
 """Under config.json's names; the others are GGUF's."""
-SPLITS = False
-"""Tensor parallelism."""
 KV_DTYPES = frozenset({"float32", "float16", "bfloat16", "fp8"})
-
-
-UNSPLIT = "this engine does not split a model over GPUs yet"
+GROUPS = {"int4": GROUP, **ROUNDED_GROUPS}
+"""Inputs that no rank's edge may part, by precision."""
 
 
 def unsupported(shape: ModelShape, precision: str, kv_dtype: str, ranks: int) -> list[str]:
@@ -26,8 +24,12 @@ def unsupported(shape: ModelShape, precision: str, kv_dtype: str, ranks: int) ->
         found.append(
             "this engine gives pages behind a window back only where every layer has one; here it keeps the pages of all layers"
         )
-    if ranks > 1 and not SPLITS:
-        found.append(UNSPLIT)
+    group = GROUPS.get(precision)
+    if group and shape.heads // ranks * shape.head_dim % group:
+        found.append(
+            f"{precision} over {ranks} ranks: attention's output matrix would be cut within its groups of {group} inputs, which "
+            "this engine refuses; take smaller groups or fewer ranks"
+        )
     if precision == "int4":
         found.append(
             "int4 stands for an AWQ or GPTQ checkpoint in groups of 128 inputs: write one by `metergate engine quantize MODEL "

@@ -74,11 +74,11 @@ def weight_count(shape: ModelShape) -> int:
 
 def plan_device(shape: ModelShape, wish: Wish, device: Device, ranks: int) -> DevicePlan:
     """Raises `ConfigError` for a split that the heads do not allow."""
-    splits = valid_splits(shape)
-    if ranks not in splits:
+    valid = valid_splits(shape)
+    if ranks not in valid:
         raise ConfigError(
             f"--tensor-parallel-size {ranks} does not divide {shape.heads} query and {shape.kv_heads} KV heads; valid are "
-            f"{', '.join(map(str, splits))}"
+            f"{', '.join(map(str, valid))}"
         )
     weights = weight_bytes(shape, wish.precision, ranks)
     kv = kv_shape(shape, wish.kv_dtype, ranks)

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..config import BLOCK_SIZE
 from .kv import VALUE_BYTES, KVShape, kv_shape, valid_splits
-from .limits import SPLITS, UNSPLIT
 from .plan import DevicePlan, Wish, notes, precisions_of, serve_flags, weight_count
 from .shape import ModelShape
 from .weights import weight_bytes
@@ -81,15 +80,13 @@ def _fit_json(report: Report, plan: DevicePlan) -> dict[str, Any]:
 
 
 def as_text(report: Report) -> str:
-    said = notes(report.shape, report.wish, _shown(report))
-    lines = [f"note: {UNSPLIT}: what needs more than one is marked", ""] if UNSPLIT in said else []
-    lines += [*_model_lines(report.shape), "", *_weight_lines(report.shape), "", *_kv_lines(report.shape, report.wish)]
+    lines = [*_model_lines(report.shape), "", *_weight_lines(report.shape), "", *_kv_lines(report.shape, report.wish)]
     if report.plan:
         lines += ["", *_device_lines(report, report.plan)]
     lines += ["", *_fit_lines(report)]
-    rest = [f"note: {sentence}" for sentence in said if sentence != UNSPLIT]
-    if rest:
-        lines += ["", *rest]
+    said = notes(report.shape, report.wish, _shown(report))
+    if said:
+        lines += ["", *(f"note: {sentence}" for sentence in said)]
     return "\n".join(lines)
 
 
@@ -173,18 +170,13 @@ def _fit_lines(report: Report) -> list[str]:
     lines = [f"Fewest GPUs that hold it and a sequence of {report.wish.max_model_len:,} tokens:"]
     lines += [
         f"  {plan.ranks} x {plan.device:10} {plan.precision:5} {plan.tokens:>12,} tokens {plan.sequences:>6,} at once"
-        + _mark(plan)
         for plan in report.fits
     ]
     return lines
 
 
 def _command(report: Report, plan: DevicePlan) -> str:
-    return f"  {_serve(report, plan)}{_mark(plan)}"
-
-
-def _mark(plan: DevicePlan) -> str:
-    return "" if plan.ranks == 1 or SPLITS else "  # for engines that split"
+    return f"  {_serve(report, plan)}"
 
 
 def _serve(report: Report, plan: DevicePlan) -> str:

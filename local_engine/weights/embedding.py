@@ -13,13 +13,33 @@ class Embedding(Protocol):
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """float [len(ids), hidden] for int64 `ids`, in the stored type or float32."""
 
+    def on(self, device: torch.device, dtype: torch.dtype) -> Embedding:
+        """All rows in `dtype` on a device, for ids that are there."""
+
 
 class TorchEmbedding:
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        return self._weight[ids]
+        return self._weight[ids.to(self._weight.device, non_blocking=True)]
+
+    def on(self, device: torch.device, dtype: torch.dtype) -> TorchEmbedding:
+        return TorchEmbedding(self._weight.to(device, dtype))
+
+
+class EmbeddingPart:
+    """Of a run of the vocabulary; the rows of other tokens are zeros, so that the ranks' parts add up."""
+
+    def __init__(self, whole: Embedding, tokens: range) -> None:
+        self._whole, self._tokens = whole, tokens
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        first, last = self._tokens.start, self._tokens.stop - 1
+        return self._whole.rows(ids.clamp(first, last)) * ((ids >= first) & (ids <= last))[:, None]
+
+    def on(self, device: torch.device, dtype: torch.dtype) -> EmbeddingPart:
+        return EmbeddingPart(self._whole.on(device, dtype), self._tokens)
 
 
 class GGUFEmbedding:
@@ -32,3 +52,6 @@ class GGUFEmbedding:
         chosen = self._tensor.data[ids.numpy()]
         shape = (len(ids), self._tensor.shape[1])
         return torch.from_numpy(GGUFTensor(self._tensor.name, self._tensor.kind, shape, chosen).dequantised())
+
+    def on(self, device: torch.device, dtype: torch.dtype) -> TorchEmbedding:
+        return TorchEmbedding(self.rows(torch.arange(self._tensor.shape[0])).to(device, dtype))

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.linear import StoredWeight
+from kernels.linear import StoredWeight, stored
 from kernels.quantised import awq_pack
 from kernels.quantised_weight import (
     Fp8Weight,
     Int4Weight,
     QuantisedWeight,
+    Weight,
+    as_stored,
     join,
     to_fp8_rows,
     to_int4,
@@ -106,3 +108,23 @@ def test_rounding_again_to_the_same_grid_changes_nothing() -> None:
     once = to_int4(noise(16, 64), 32).dequantise()
     assert float((to_int4(once, 32).dequantise() - once).abs().max()) < 2e-3
     assert torch.equal(to_int8(torch.zeros(2, 32)).dequantise(), torch.zeros(2, 32))
+
+
+@pytest.mark.parametrize("kind", [*WEIGHTS, "f32", "q8_0"])
+def test_a_part_of_a_matrix_has_the_values_of_the_whole(kind: str) -> None:
+    weight: Weight = {**WEIGHTS, "f32": stored(noise(24, 96)), "q8_0": to_int8(noise(24, 96)).narrowest()}[kind]
+    whole, (outputs, inputs) = weight.dequantise(), weight.shape
+    rows = np.arange(outputs - 8 if outputs < 128 else 128)
+    part = weight.rows(rows)
+    assert part.shape == (len(rows), inputs) and type(part) is type(weight)
+    torch.testing.assert_close(part.dequantise(), whole[: len(rows)], rtol=0, atol=0)
+    block = max(weight.block, 1)
+    for run in (range(block), range(inputs - inputs % block if inputs % block else inputs - block, inputs)):
+        columns = weight.columns(run)
+        assert columns.shape == (outputs, len(run)) and type(columns) is type(weight)
+        torch.testing.assert_close(columns.dequantise(), whole[:, run.start : run.stop], rtol=0, atol=0)
+        (narrow,) = as_stored([columns])
+        torch.testing.assert_close(narrow.dequantise().float(), whole[:, run.start : run.stop], rtol=0, atol=0)
+    if block > 1:
+        with pytest.raises(ValueError, match=f"inputs 8 to {block} cut a group of {block} inputs"):
+            weight.columns(range(8, block))

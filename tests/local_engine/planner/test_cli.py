@@ -44,19 +44,11 @@ def test_json_has_the_same_figures_as_integers(capsys: pytest.CaptureFixture[str
     ).items()
 
 
-def test_what_needs_engines_that_split_is_said_first_and_marked(capsys: pytest.CaptureFixture[str]) -> None:
-    page = planned(capsys, "llama-3.1-70b", "--gpu", "H100", "-tp", "2")
-    assert (
-        page.startswith("note: this engine does not split a model over GPUs yet") and page.count("does not split") == 1
-    )
-    rows = [
-        line for line in page.splitlines() if line.startswith("  ") and (" at once" in line or "engine serve" in line)
-    ]
-    assert len(rows) > 10
-    for row in rows:
-        needs = "--tensor-parallel-size" in row or ("engine serve" not in row and not row.startswith("  1 x"))
-        assert row.endswith("  # for engines that split") == needs, row
-    assert "split a model" not in planned(capsys, "llama-3.2-1b", "--gpu", "H200", "--max-model-len", "1024")
+def test_a_group_that_a_split_would_cut_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("qwen2.5-0.5b", "--gpu", "L4", "-tp", "2", "--max-model-len", "1024", "-q")
+    refused = "over 2 ranks: attention's output matrix would be cut within its groups of 128 inputs"
+    assert refused in planned(capsys, *asked, "int4-g128")
+    assert refused not in planned(capsys, *asked, "int4-g64")
 
 
 def test_without_a_split_the_fewest_gpus_are_planned_for(capsys: pytest.CaptureFixture[str]) -> None:

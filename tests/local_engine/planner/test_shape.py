@@ -10,7 +10,7 @@ import pytest
 
 from local_engine.errors import EngineError
 from local_engine.planner.cli import QUANTIZATION
-from local_engine.planner.limits import KV_DTYPES, SERVED, SPLITS, unsupported
+from local_engine.planner.limits import KV_DTYPES, SERVED, unsupported
 from local_engine.planner.shape import SHAPES, Experts, Latent, known_name, known_names, read_shape
 
 LLAMA = json.loads((SHAPES / "llama-3.1-8b.json").read_text())
@@ -99,19 +99,15 @@ def test_the_limits_that_a_plan_names_are_the_engines_own() -> None:
     import torch
 
     from local_engine.config import ROUNDED, EngineConfig
-    from local_engine.errors import ConfigError
     from local_engine.kv_cache import CACHE_DTYPES
-    from local_engine.runner import _device
+    from local_engine.runner import device_of
 
     assert {"LlamaForCausalLM", "Gemma3ForConditionalGeneration"} <= SERVED and "llama" not in SERVED
     assert set(CACHE_DTYPES) - {"fp8_e4m3"} == KV_DTYPES  # vLLM's other word for fp8
-    if not SPLITS:
-        with pytest.raises(ConfigError, match="not supported yet"):
-            _device(EngineConfig("m", device="cpu", tensor_parallel_size=2))
     for flag in QUANTIZATION:
         EngineConfig("m", quantization=flag)
     assert set(ROUNDED) <= set(QUANTIZATION)
-    assert _device(EngineConfig("m", device="cpu")) == torch.device("cpu")
+    assert device_of(EngineConfig("m", device="cpu")) == torch.device("cpu")
 
 
 def test_a_plan_says_where_pages_behind_a_window_are_kept(tmp_path: Path) -> None:

@@ -1,0 +1,170 @@
+"""A model over two and over four processes draws the same tokens as in one: every family, adapters, quantised weights, GGUF.
+
+Four ranks for two KV heads (and two for one) hold copies of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from local_engine.config import EngineConfig
+from local_engine.engine_core import EngineCore, Runner
+from local_engine.errors import ModelError
+from local_engine.messages import AddSequence
+from local_engine.parallel.crew import Crew
+from local_engine.parallel.group import Group
+from local_engine.parallel.leader import LeadingRunner
+from local_engine.parallel.shard import Shard
+from local_engine.runner import ModelRunner
+from local_engine.sampling_params import SamplingParams
+from local_engine.token_logprobs import TokenLogprobs
+
+from ..models.llama_cpp import write_gguf
+from ..models.test_adapters import LLAMA_TARGETS, save_adapter
+from ..models.test_families import FAMILIES, save_tiny, threads
+
+__all__ = ["threads"]
+
+BIASED = {"attention_bias": True, "mlp_bias": True}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    **FAMILIES,
+    "Llama with biases": ("Llama", BIASED),
+    "one KV head": ("Llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+REQUESTS = (
+    (list(range(3, 74)), GREEDY),
+    ([9], SamplingParams(temperature=0.9, seed=4, max_tokens=12, ignore_eos=True, logprobs=3)),
+    (list(range(20, 57)), SamplingParams(temperature=1.1, top_p=0.9, top_k=20, seed=7, max_tokens=12, ignore_eos=True)),
+    (list(range(40, 61)), SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, prompt_logprobs=1)),
+)
+Answers = dict[int, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Rank 0 is this process."""
+
+    crew: Crew
+    group: Group
+
+    @property
+    def count(self) -> int:
+        return self.group.shard.ranks
+
+    def runner(self, model: Path, **config: Any) -> LeadingRunner:
+        return LeadingRunner(settings(model, tensor_parallel_size=self.count, **config), self.crew, self.group)
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """Several models are loaded one after the other by the same processes: torch is imported once."""
+    lost: list[str] = []
+    config = settings(Path("none"), tensor_parallel_size=request.param, distributed_timeout_s=120)
+    crew = Crew(config, lost.append)
+    group = Group(Shard(0, request.param), torch.device("cpu"), crew.store, config.distributed_timeout_s)
+    yield Ranks(crew, group)
+    group.close()
+    crew.close()
+    assert not lost
+
+
+def settings(model: Path, **config: Any) -> EngineConfig:
+    """Small steps: prompts are read in chunks, beside others that decode."""
+    return EngineConfig(
+        str(model), device="cpu", dtype="float32", cpu_threads=1, num_blocks_override=16, max_num_batched_tokens=32,
+        max_model_len=112, **config,
+    )  # fmt: skip
+
+
+def answers(
+    runner: Runner, config: EngineConfig, adapters: tuple[str | None, ...] = (None,) * 4
+) -> tuple[Answers, Any]:
+    """What a core gives for `REQUESTS`, with a pool so small that some are preempted: tokens, and log probabilities."""
+    core = EngineCore(config, runner)
+    for number, ((prompt, params), adapter) in enumerate(zip(REQUESTS, adapters, strict=True)):
+        core.handle(AddSequence(number, prompt, params, 0, b"", 0, None, adapter))
+    tokens: Answers = {number: [] for number in range(len(REQUESTS))}
+    told: list[TokenLogprobs] = []
+    while core.has_work:
+        for update in core.step():
+            assert update.error is None, update.error
+            tokens[update.id] += update.tokens
+            told += [*update.logprobs, *update.prompt_logprobs]
+    core.check_integrity()
+    assert core.stats().free_blocks == runner.num_blocks
+    return tokens, sorted((each.ids[0], round(each.values[0], 3)) for each in told)
+
+
+def check(ranks: Ranks, model: Path, **config: Any) -> LeadingRunner:
+    alone = answers(ModelRunner(settings(model, **config)), settings(model))
+    split = ranks.runner(model, **config)
+    assert answers(split, settings(model)) == alone
+    return split
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_family_draws_the_same_tokens_over_several_processes(name: str, ranks: Ranks, tmp_path: Path) -> None:
+    save_tiny(tmp_path, *MODELS[name])
+    check(ranks, tmp_path)
+
+
+def test_a_rank_holds_its_part_and_no_more(ranks: Ranks, tmp_path: Path) -> None:
+    save_tiny(tmp_path, "Llama", {})
+    split, whole = ranks.runner(tmp_path)._model, ModelRunner(settings(tmp_path))._model
+    layer, full = split.layers[0], whole.layers[0]
+    assert layer.o.weight.outputs == full.o.weight.outputs
+    assert layer.qkv.weight.outputs == {2: 64, 4: 48}[ranks.count]  # of 128: one KV head each is the least
+    assert isinstance(layer.mlp, tuple) and layer.mlp[0].weight.outputs == {2: 64, 4: 32}[ranks.count]
+    assert split.head.outputs == {2: 48, 4: 24}[ranks.count]
+    assert split._cache is not None and split._cache.layers[0][0].shape[1] == {2: 1, 4: 1}[ranks.count]
+
+
+@pytest.mark.parametrize("how", ["int8", "int4", "fp8"])
+def test_rounded_weights_are_cut_on_their_groups_or_refused(how: str, ranks: Ranks, tmp_path: Path) -> None:
+    save_tiny(tmp_path, "Qwen2", {"intermediate_size": 128, "hidden_size": 64})
+    if how == "int4" and ranks.count == 4:
+        with pytest.raises(
+            ModelError, match="o_proj: inputs 0 to 16 cut a group of 32 inputs.* --tensor-parallel-size"
+        ):
+            ModelRunner(settings(tmp_path, quantization=how), group=Unjoined(ranks.group))
+        return
+    check(ranks, tmp_path, quantization=how)
+
+
+def test_a_gguf_is_split_like_its_safetensors(ranks: Ranks, tmp_path: Path) -> None:
+    save_tiny(tmp_path, "Qwen2", {})
+    quantised = "Q8_0" if ranks.count == 2 else None  # a fourth of its attention is half a block of Q8_0
+    check(ranks, write_gguf(tmp_path, quantised=quantised))
+
+
+def test_adapters_are_split_with_their_matrices(ranks: Ranks, tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "model", "Qwen2", {})
+    targets = ("self_attn.k_proj", "self_attn.o_proj", "mlp.gate_proj", *LLAMA_TARGETS)
+    for name, seed in (("one", 1), ("two", 2)):
+        save_adapter(tmp_path / name, model, targets, seed)
+    config: dict[str, Any] = {"enable_lora": True, "lora_modules": (("one", str(tmp_path / "one")),)}
+    whole, split = ModelRunner(settings(tmp_path / "model", **config)), ranks.runner(tmp_path / "model", **config)
+    for runner in (whole, split):
+        runner.load_adapter("two", str(tmp_path / "two"))
+    names = ("one", "two", None, "one")
+    expected = answers(whole, settings(tmp_path / "model"), names)
+    assert answers(split, settings(tmp_path / "model"), names) == expected
+    split.unload_adapter("two")
+    with pytest.raises(ModelError, match="has no adapter_config.json"):
+        split.load_adapter("three", str(tmp_path / "none"))
+    assert sorted(split.adapters) == ["one"]
+    assert answers(split, settings(tmp_path / "model"))[0] != expected[0]
+
+
+class Unjoined(Group):
+    """A group of one process that says it is one of several: to load its part without them."""
+
+    def __init__(self, group: Group) -> None:
+        self.shard = group.shard
