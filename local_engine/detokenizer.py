@@ -11,21 +11,16 @@ from .tokenizer import Tokenizer
 class IncrementalDetokenizer:
     """Text of one output sequence, token by token. An incomplete character waits for its remaining bytes."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, at_start: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._strip_space = at_start and tokenizer.strips_leading_space
 
     def feed(self, token_id: int) -> str:
         """The characters that this token completes; may be empty."""
         if token_id in self._skipped:
             return ""
-        text = self._decoder.decode(self._tokenizer.bytes_of(token_id))
-        if self._strip_space and text:
-            self._strip_space = False
-            return text.removeprefix(" ")
-        return text
+        return self._decoder.decode(self._tokenizer.bytes_of(token_id))
 
     def flush(self) -> str:
         """What is left at the end: a character whose bytes never came is shown as U+FFFD."""

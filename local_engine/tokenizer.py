@@ -90,11 +90,6 @@ class Tokenizer:
             return bytes([int(text[3:5], 16)])
         return text.replace("\u2581", " ").encode()
 
-    @property
-    def strips_leading_space(self) -> bool:
-        """SentencePiece tokenizers put a space before the first word, which is not part of the text."""
-        return not self._byte_level
-
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a model folder or .gguf file. Raises `TokenizerError` with the remedy."""

@@ -1,7 +1,7 @@
-"""A tokenizer out of a GGUF file's metadata: byte-level BPE as llama.cpp runs it.
+"""A tokenizer out of a GGUF file's metadata, as llama.cpp runs it: byte-level BPE (`gpt2`) or SentencePiece's (`llama`).
 
-Splitting rules by `tokenizer.ggml.pre`, from llama.cpp's src/llama-vocab.cpp. Another name is refused, not guessed: a
-wrong split gives plausible text and wrong tokens.
+For the former, splitting rules by `tokenizer.ggml.pre`, from llama.cpp's src/llama-vocab.cpp. Another name is refused, not
+guessed: a wrong split gives plausible text and wrong tokens.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, proc
 
 from .errors import TokenizerError
 from .tokenizer import SpecialTokens, Tokenizer
+from .tokenizer_spm import CONTROL, SPACE, UNKNOWN, USER_DEFINED, build_spm
 from .weights.gguf import read_gguf
 
-_CONTROL, _USER_DEFINED = 3, 4
 _LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
@@ -60,11 +60,21 @@ def load_gguf_tokenizer(path: Path) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     if kind is None:
         raise TokenizerError(f"{path} holds no tokenizer: convert the model again with its vocabulary")
-    if kind != "gpt2":
+    if kind not in _KINDS:
         raise TokenizerError(
-            f"{path} has a tokenizer of kind {kind!r}; from GGUF only byte-level BPE ('gpt2') is read. "
-            "Serve the model's safetensors folder with its tokenizer.json instead"
+            f"{path} has a tokenizer of kind {kind!r}; from GGUF byte-level BPE ('gpt2') and SentencePiece's ('llama') are "
+            "read. Serve the model's safetensors folder with its tokenizer.json instead"
         )
+    tokens = _strings(path, metadata, "tokenizer.ggml.tokens")
+    backend = _KINDS[kind](path, metadata, tokens)
+    _add_special_tokens(backend, metadata, tokens)
+    special = _special_tokens(metadata, tokens)
+    backend.post_processor = _post_processor(metadata, special, tokens, unless_said=kind == "llama")
+    template = metadata.get("tokenizer.chat_template")
+    return Tokenizer(backend, special, template if isinstance(template, str) else None, {})
+
+
+def _byte_level(path: Path, metadata: Mapping[str, Any], tokens: list[str]) -> tokenizers.Tokenizer:
     pre = metadata.get("tokenizer.ggml.pre", "default")
     build = _PRE_TOKENIZERS.get(str(pre))
     if build is None:
@@ -72,18 +82,46 @@ def load_gguf_tokenizer(path: Path) -> Tokenizer:
             f"{path} splits text by rule {pre!r}, which is not among: {', '.join(sorted(_PRE_TOKENIZERS))}. "
             "Serve the model's safetensors folder with its tokenizer.json instead"
         )
-    tokens = _strings(path, metadata, "tokenizer.ggml.tokens")
     backend = _bpe(path, metadata, tokens, str(pre))
     backend.pre_tokenizer = build()
     backend.decoder = decoders.ByteLevel()
-    _add_special_tokens(backend, metadata, tokens)
-    special = _special_tokens(metadata, tokens)
-    if metadata.get("tokenizer.ggml.add_bos_token") is True and special.bos is not None:
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{special.bos} $A", special_tokens=[(special.bos, tokens.index(special.bos))]
-        )
-    template = metadata.get("tokenizer.chat_template")
-    return Tokenizer(backend, special, template if isinstance(template, str) else None, {})
+    return backend
+
+
+def _sentencepiece(path: Path, metadata: Mapping[str, Any], tokens: list[str]) -> tokenizers.Tokenizer:
+    """Pieces that the user defined are matched in the text as it is: with spaces."""
+    kinds = _numbers(path, metadata, "tokenizer.ggml.token_type")
+    for index, kind in enumerate(kinds[: len(tokens)]):
+        if kind == USER_DEFINED:
+            tokens[index] = tokens[index].replace(SPACE, " ")
+    return build_spm(
+        path,
+        tokens,
+        _numbers(path, metadata, "tokenizer.ggml.scores"),
+        kinds,
+        space_prefix=metadata.get("tokenizer.ggml.add_space_prefix") is not False,
+    )
+
+
+_KINDS: Mapping[str, Callable[[Path, Mapping[str, Any], list[str]], tokenizers.Tokenizer]] = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+}
+
+
+def _post_processor(
+    metadata: Mapping[str, Any], special: SpecialTokens, tokens: list[str], *, unless_said: bool
+) -> processors.PostProcessor | None:
+    """`unless_said`: whether texts begin with BOS in a file that says nothing of it."""
+    first = metadata.get("tokenizer.ggml.add_bos_token", unless_said) is True and special.bos is not None
+    last = metadata.get("tokenizer.ggml.add_eos_token") is True and special.eos is not None
+    around = [token for token, wanted in ((special.bos, first), (special.eos, last)) if wanted and token is not None]
+    if not around:
+        return None
+    single = f"{special.bos if first else ''} $A {special.eos if last else ''}".strip()
+    return processors.TemplateProcessing(
+        single=single, special_tokens=[(token, tokens.index(token)) for token in dict.fromkeys(around)]
+    )
 
 
 def _bpe(path: Path, metadata: Mapping[str, Any], tokens: list[str], pre: str) -> tokenizers.Tokenizer:
@@ -104,9 +142,9 @@ def _add_special_tokens(backend: tokenizers.Tokenizer, metadata: Mapping[str, An
     types = metadata.get("tokenizer.ggml.token_type", [])
     pairs = list(zip(tokens, types, strict=False))
     backend.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token, kind in pairs if kind == _CONTROL]
+        [AddedToken(token, special=True, normalized=False) for token, kind in pairs if kind in (CONTROL, UNKNOWN)]
     )
-    backend.add_tokens([AddedToken(token, normalized=False) for token, kind in pairs if kind == _USER_DEFINED])
+    backend.add_tokens([AddedToken(token, normalized=False) for token, kind in pairs if kind == USER_DEFINED])
 
 
 def _special_tokens(metadata: Mapping[str, Any], tokens: list[str]) -> SpecialTokens:
@@ -122,6 +160,13 @@ def _special_tokens(metadata: Mapping[str, Any], tokens: list[str]) -> SpecialTo
         eos_ids=tuple(dict.fromkeys(index for index in ids if isinstance(index, int) and 0 <= index < len(tokens))),
         extra={name: token for name, token in extra.items() if token is not None},
     )
+
+
+def _numbers(path: Path, metadata: Mapping[str, Any], key: str) -> list[Any]:
+    values = metadata.get(key)
+    if not isinstance(values, list):
+        raise TokenizerError(f"{path} has no {key}: convert the model again with its vocabulary")
+    return values
 
 
 def _strings(path: Path, metadata: Mapping[str, Any], key: str) -> list[str]:

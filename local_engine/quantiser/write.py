@@ -123,7 +123,7 @@ def _config_of_gguf(config: ModelConfig) -> dict[str, Any]:
     if config.architecture == "llama" and "sliding_window" in own:
         architecture, model_type = "MistralForCausalLM", "mistral"
     rope = dict(config.rope)
-    outside = {name: rope.pop(name) for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    outside: dict[str, Any] = {name: rope.pop(name) for name in ("rope_theta", "partial_rotary_factor") if name in rope}
     if "original_max_position_embeddings" in rope:
         outside["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
     return {
