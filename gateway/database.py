@@ -3,45 +3,73 @@
 Migrations run under a lock, so that any number of replicas may start at once: an advisory lock on PostgreSQL, the write lock on
 SQLite. Each run is one transaction: it ends at the new schema or where it began. There is no downgrade; restore a backup.
 
+A release runs on its own schema, and on a newer one that says that it may (`schema_floor`): during a rolling upgrade the old
+programs go on, restart and come back on what the new release has added.
+
 Alembic is imported only where there is something to migrate: a gateway that finds its database current starts sooner and keeps
 11 MB without it. The revisions are one chain, and their files' names begin with them (tests/migrations hold that).
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import CheckConstraint, Column, Connection, Table, Text, inspect, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import migrations
+from billing.columns import Int64
 from billing.database import open_database, reading
 from billing.partitions import ensure_partitions
+from billing.tables import metadata
 from billing.times import now_us
 
 FOLDER: Final = Path(migrations.__file__).parent
 VERSION_TABLE: Final = "alembic_version"
 _LOCK: Final = 0x6D67_6D69_6772  # "mgmigr"
+LOCK_S: Final = 5
+"""So long a migration waits for a table; whoever wants that table waits behind it. Then it lets them pass and begins again."""
+TRIES: Final = 24
+PAUSE_S: Final = 1.0
+_BEGIN_AGAIN: Final = frozenset({"40P01", "55P03"})
+
+schema_floor = Table(
+    "schema_floor",
+    metadata,
+    Column("id", Int64, CheckConstraint("id = 1", name="one_row"), primary_key=True, autoincrement=False),
+    Column("revision", Text, nullable=False),
+    sqlite_strict=True,
+)
+"""The oldest release, by its newest revision, whose programs run on this schema."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaState:
-    """`current` is None on an empty database. `known` is False when the database was written by a newer version."""
+    """`current` is None on an empty database. `known` is False when the database was written by a newer version; `floor` is then
+    the oldest schema whose programs may still use it."""
 
     current: str | None
     wanted: str
     known: bool
+    floor: str | None = None
 
     @property
     def up_to_date(self) -> bool:
         return self.current == self.wanted
 
     @property
+    def usable(self) -> bool:
+        """Whether this version's programs run on it."""
+        return self.up_to_date or (not self.known and self.floor is not None and self.floor <= self.wanted)
+
+    @property
     def advice(self) -> str:
         """What to do, in one line; empty when there is nothing to do."""
-        if self.up_to_date:
+        if self.usable:
             return ""
         if not self.known:
             return f"the database has schema {self.current}, newer than this version knows ({self.wanted}); update metergate"
@@ -69,18 +97,36 @@ def _migrate(connection: Connection, revision: str) -> None:
 
 
 async def upgrade(url: str, revision: str = "head") -> SchemaState:
-    """Run every migration the database at `url` lacks, up to `revision`, and make the partitions of the coming months."""
+    """Run every migration the database at `url` lacks, up to `revision`, and make the partitions of the coming months.
+
+    A database of a newer version is left as it is.
+    """
     engine = open_database(url)
     try:
-        async with engine.begin() as connection:
-            if connection.dialect.name == "postgresql":
-                await connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
-            if await connection.run_sync(_current) != (wanted_revision() if revision == "head" else revision):
-                await connection.run_sync(_migrate, revision)
-            await ensure_partitions(connection, now_us())
+        for left in reversed(range(TRIES)):
+            try:
+                await _upgrade_once(engine, revision)
+                break
+            except DBAPIError as error:
+                if left == 0 or getattr(error.orig, "sqlstate", None) not in _BEGIN_AGAIN:
+                    raise
+                await asyncio.sleep(PAUSE_S)
         return await _state(engine)
     finally:
         await engine.dispose()
+
+
+async def _upgrade_once(engine: AsyncEngine, revision: str) -> None:
+    async with engine.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            await connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+            await connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_S}s'"))
+        current = await connection.run_sync(_current)
+        if current is not None and current not in revisions():
+            return
+        if current != (wanted_revision() if revision == "head" else revision):
+            await connection.run_sync(_migrate, revision)
+        await ensure_partitions(connection, now_us())
 
 
 async def check(url: str) -> SchemaState:
@@ -95,7 +141,8 @@ async def check(url: str) -> SchemaState:
 async def _state(engine: AsyncEngine) -> SchemaState:
     async with reading(engine) as connection:
         current = await connection.run_sync(_current)
-    return SchemaState(current, wanted_revision(), current is None or current in revisions())
+        floor = await connection.run_sync(_floor)
+    return SchemaState(current, wanted_revision(), current is None or current in revisions(), floor)
 
 
 def _current(connection: Connection) -> str | None:
@@ -103,3 +150,10 @@ def _current(connection: Connection) -> str | None:
         return None
     current: str | None = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
     return current
+
+
+def _floor(connection: Connection) -> str | None:
+    if not inspect(connection).has_table(schema_floor.name):
+        return None
+    floor: str | None = connection.execute(schema_floor.select().with_only_columns(schema_floor.c.revision)).scalar()
+    return floor

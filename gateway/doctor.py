@@ -156,7 +156,7 @@ async def _database(settings: Settings) -> Check:
     if sqlite.get_backend_name() == "sqlite" and not Path(sqlite.database or "").exists():
         return warn("database", f"{url} does not exist yet", "`metergate serve` makes it")
     state = await database.check(settings.database_url)
-    if state.up_to_date:
+    if state.usable:
         return ok("database", f"{url}, schema {state.current}")
     if sqlite.get_backend_name() == "sqlite" and state.known:
         return warn(

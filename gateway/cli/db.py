@@ -41,9 +41,10 @@ def upgrade(config: Path | None) -> None:
 @db.command()
 @config_option
 def check(config: Path | None) -> None:
-    """Exit 0 if the database has this version's schema, 1 with what to do if not."""
+    """Exit 0 if this version runs on the database's schema, 1 with what to do if not."""
     settings = _settings(config)
     state = asyncio.run(look(settings.database_url))
-    if not state.up_to_date:
+    if not state.usable:
         raise CliError(state.advice)
-    click.echo(f"{redact_url(settings.database_url)} has schema {state.current}, which is this version's")
+    whose = "which is this version's" if state.up_to_date else f"a newer one that this version ({state.wanted}) runs on"
+    click.echo(f"{redact_url(settings.database_url)} has schema {state.current}, {whose}")

@@ -58,10 +58,11 @@ async def answer_requests(
 
 
 async def prepare_database(settings: Settings) -> None:
-    """SQLite is brought up to date; PostgreSQL only checked, since a change there is for all replicas to agree on."""
+    """SQLite is brought up to date; PostgreSQL only checked, since a change there is for all replicas to agree on. Raises
+    `StartError` where this release does not fit it."""
     if settings.database_url.startswith("sqlite"):
         await bring_up_to_date(settings.database_url)
         return
     state = await look(settings.database_url)
-    if not state.up_to_date:
+    if not state.usable:
         raise StartError(state.advice)

@@ -13,9 +13,12 @@ from gateway.settings import redact_url
 
 
 async def bring_up_to_date(url: str) -> SchemaState:
-    """Migrates, then enters the shipped price book and rates if there are none. Raises `StartError` when it does not answer."""
+    """Migrates, then enters the shipped price book and rates if there are none. Raises `StartError` when it does not answer, or
+    this release does not fit it."""
     try:
         state = await database.upgrade(url)
+        if not state.usable:
+            raise StartError(state.advice)
         engine = open_database(url)
         try:
             async with engine.begin() as connection:
