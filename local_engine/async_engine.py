@@ -1,44 +1,22 @@
-"""The HTTP process's side of the engine: starts the core, sends it sequences, hands its tokens to whoever waits."""
+"""The HTTP process's side of the engine: sends sequences to its cores, hands their tokens to whoever waits."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from .config import EngineConfig
-from .errors import Draining, EngineDead, ModelError, Overloaded, Unresponsive
+from .core_choice import CoreChoice
+from .core_link import CORE_COMMAND, CORE_EXIT_S, CoreLink
+from .errors import Draining, EngineDead, Overloaded, Unresponsive
 from .generation import Choice, Delta, Generation, GenerationRequest, Usage
-from .heartbeat import BEAT_EVERY_S, CoreWatch
-from .messages import (
-    HEADER,
-    Abort,
-    AdapterDone,
-    AddSequence,
-    Beat,
-    Failed,
-    FromCore,
-    LoadAdapter,
-    Progress,
-    Ready,
-    ResetPrefixCache,
-    Start,
-    Stats,
-    StepDone,
-    UnloadAdapter,
-    frame,
-)
+from .messages import Abort, AddSequence, LoadAdapter, Ready, ResetPrefixCache, Stats, StepDone, UnloadAdapter, frame
 from .metrics import EngineMetrics
 from .sampling_params import SamplingParams
 from .sequence import FinishReason
@@ -46,10 +24,8 @@ from .tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-CORE_COMMAND = (sys.executable, "-m", "local_engine.core_process")
 FINISHED_KEPT_S = 600
 FINISHED_KEPT_MAX = 100_000
-CORE_EXIT_S = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +38,8 @@ class FinishedUsage:
 
 
 class AsyncEngine:
-    """One core process and the requests in it. All methods belong to one event loop."""
+    """`config.data_parallel_size` cores and the requests in them; without one of them there is no engine. All methods belong to
+    one event loop."""
 
     def __init__(
         self,
@@ -81,47 +58,58 @@ class AsyncEngine:
         self.dead: str | None = None
         self.draining = False
         self.progress = "starting"
-        self.watch = CoreWatch(core_timeout_s)
-        self.stats = Stats()
         metrics.follow(lambda: self.stats)
         self._max_waiting = max_waiting
-        self._command = tuple(command)
-        self._core: subprocess.Popen[bytes] | None = None
-        self._watch_fd: int | None = None
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._adapter_answers: deque[asyncio.Future[str | None]] = deque()
+        self._cores = [
+            CoreLink(replace(config, data_parallel_rank=rank), command, core_timeout_s, self._apply, self._die)
+            for rank in range(config.data_parallel_size)
+        ]
+        self._choice = CoreChoice()
         self._next_sequence = 1
-        self._by_sequence: dict[int, tuple[Generation, Choice]] = {}
+        self._by_sequence: dict[int, tuple[Generation, Choice, CoreLink]] = {}
         self._live: dict[str, Generation] = {}
         self._finished: OrderedDict[str, FinishedUsage] = OrderedDict()
         self.on_death: Callable[[str], None] | None = None
 
     async def start(self, on_progress: Callable[[str], None]) -> Ready:
-        """Starts the core and waits until the model is loaded. Raises `ModelError` with the core's words if it is not."""
-        self._reader, self._writer = await asyncio.open_connection(sock=self._spawn())
-        self._writer.write(frame(Start(self.config)))
-        try:
-            await self._await_ready(on_progress)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            raise ModelError(
-                f"the engine core ended while loading ({self._exit_words()}); see its lines above"
-            ) from None
-        assert self.ready is not None
-        self._tasks = [
-            asyncio.create_task(self._read_steps(), name="engine-core-reader"),
-            asyncio.create_task(self._watch_core(), name="engine-core-watch"),
-        ]
+        """Starts the cores and waits until all have loaded the model. Raises `ModelError` with a core's words if one has not."""
+
+        def show(text: str) -> None:
+            self.progress = text
+            on_progress(text)
+
+        first, *others = self._cores
+        loading = [first.start(show), *(core.start(lambda _: None) for core in others)]
+        found = await asyncio.gather(*loading)
+        self.ready = msgspec.structs.replace(
+            found[0],
+            num_blocks=sum(each.num_blocks for each in found),
+            max_model_len=min(each.max_model_len for each in found),
+            load_us=max(each.load_us for each in found),
+        )
         return self.ready
 
+    @property
+    def stats(self) -> Stats:
+        """Of all cores together."""
+        return Stats(
+            *(sum(each) for each in zip(*(msgspec.structs.astuple(core.stats) for core in self._cores), strict=True))
+        )
+
+    @property
+    def trouble(self) -> str | None:
+        """Why new requests should go elsewhere; None when all is well."""
+        return next((core.watch.trouble for core in self._cores if core.watch.trouble is not None), None)
+
     def submit(self, request: GenerationRequest) -> Generation:
-        """Sends the sequences to the core. Raises `Draining`, `Overloaded`, `Unresponsive` or `EngineDead`."""
+        """Sends the sequences, those of a prompt to one core. Raises `Draining`, `Overloaded`, `Unresponsive` or `EngineDead`."""
         self._check_open(len(request.prompts) * request.n)
         generation = Generation(request, [])
-        frames: list[bytes] = []
-        sent: list[Choice] = []
+        sent: list[tuple[CoreLink, Choice, bytes]] = []
+        loads = [core.live for core in self._cores]
         for prompt, params in zip(request.prompts, request.params, strict=True):
+            place = self._choice.choose(prompt, request.salt, request.adapter, loads)
+            loads[place] += request.n
             leader: int | None = None
             for choice_index in range(request.n):
                 choice = self._new_choice(generation, params)
@@ -140,13 +128,14 @@ class AsyncEngine:
                     leader,
                     request.adapter,
                 )
-                frames.append(frame(add))
-                sent.append(choice)
+                sent.append((self._cores[place], choice, frame(add)))
                 leader = leader or choice.sequence_id
         # Nothing is on record until every frame is made: a request that cannot be sent leaves nothing behind.
         self._live[request.request_id] = generation
-        self._by_sequence.update({choice.sequence_id: (generation, choice) for choice in sent})
-        self._write(b"".join(frames))
+        for core, choice, data in sent:
+            self._by_sequence[choice.sequence_id] = (generation, choice, core)
+            core.live += 1
+            core.write(data)
         if not sent:
             self._finish(generation)
         return generation
@@ -166,8 +155,9 @@ class AsyncEngine:
         """Asks the core to drop what is left of the request; `generation.ended` tells when its pages are free."""
         generation.aborted = True
         for choice in generation.choices:
-            if not choice.ended and choice.stopped_by is None:
-                self._send(Abort(choice.sequence_id, None))
+            if not choice.ended and choice.stopped_by is None and choice.sequence_id in self._by_sequence:
+                _, _, core = self._by_sequence[choice.sequence_id]
+                core.send(Abort(choice.sequence_id, None))
 
     def find(self, request_id: str) -> Generation | None:
         return self._live.get(request_id)
@@ -177,15 +167,20 @@ class AsyncEngine:
         return self._finished.get(request_id)
 
     def reset_prefix_cache(self) -> None:
-        self._send(ResetPrefixCache())
+        for core in self._cores:
+            core.send(ResetPrefixCache())
 
-    async def change_adapters(self, message: LoadAdapter | UnloadAdapter) -> str | None:
-        """None when it is done, or why not. Raises `EngineDead`."""
+    async def change_adapters(
+        self, message: LoadAdapter | UnloadAdapter, undo: LoadAdapter | UnloadAdapter
+    ) -> str | None:
+        """None when every core has done it, or why one has not; then the others `undo` it. Raises `EngineDead`."""
         self._check_open(0)
-        answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._adapter_answers.append(answer)
-        self._send(message)
-        return await answer
+        errors = await asyncio.gather(*(core.change_adapters(message) for core in self._cores))
+        error = next((each for each in errors if each is not None), None)
+        if error is not None:
+            changed = [core for core, each in zip(self._cores, errors, strict=True) if each is None]
+            await asyncio.gather(*(core.change_adapters(undo) for core in changed))
+        return error
 
     @property
     def live_count(self) -> int:
@@ -212,92 +207,14 @@ class AsyncEngine:
             self.abort(generation)
 
     async def stop(self) -> None:
-        """Ends the core and waits for it. Requests still running end with an error."""
-        for task in self._tasks:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        self._fail_all("The engine was stopped.")
-        if self._writer is not None:
-            self._writer.close()
-        if self._watch_fd is not None:
-            os.close(self._watch_fd)
-            self._watch_fd = None
-        if self._core is not None:
-            await asyncio.to_thread(self._reap)
-
-    def _spawn(self) -> socket.socket:
-        """Starts the core; returns our end of the socketpair."""
-        ours, theirs = socket.socketpair()
-        read_fd, self._watch_fd = os.pipe()
-        with theirs:
-            self._core = subprocess.Popen(
-                [*self._command, "--channel", str(theirs.fileno()), "--parent-fd", str(read_fd)],
-                pass_fds=(theirs.fileno(), read_fd),
-                stdin=subprocess.DEVNULL,
-            )
-        os.close(read_fd)
-        return ours
-
-    def _reap(self) -> None:
-        assert self._core is not None
-        try:
-            self._core.wait(CORE_EXIT_S)
-        except subprocess.TimeoutExpired:
-            self._core.kill()
-            self._core.wait()
-
-    async def _await_ready(self, on_progress: Callable[[str], None]) -> None:
-        while self.ready is None:
-            message = await self._receive()
-            if isinstance(message, Progress):
-                self.progress = message.text
-                on_progress(message.text)
-            elif isinstance(message, Failed):
-                raise ModelError(message.message)
-            elif isinstance(message, Ready):
-                self.ready = message
-
-    async def _receive(self) -> FromCore:
-        assert self._reader is not None
-        (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
-        return _decoder.decode(await self._reader.readexactly(length))
-
-    async def _read_steps(self) -> None:
-        try:
-            while True:
-                message = await self._receive()
-                if isinstance(message, Beat):
-                    self.watch.heard(message.step_ms)
-                    continue
-                if isinstance(message, AdapterDone):
-                    answer = self._adapter_answers.popleft()
-                    if not answer.done():  # whoever asked may have gone
-                        answer.set_result(message.error)
-                    continue
-                if isinstance(message, Failed):
-                    self._die(f"{message.message}.")
-                    return
-                assert isinstance(message, StepDone)
-                self.watch.heard()
-                self._apply(message)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            if self.dead is None:
-                self._die(f"The engine core died ({self._exit_words()}).")
-
-    async def _watch_core(self) -> None:
-        """Gives a core up that has stopped answering, so that nobody waits for it for ever."""
-        assert self._core is not None
-        while True:
-            await asyncio.sleep(BEAT_EVERY_S)
-            if self.dead is not None:
-                return
-            self.watch.tick()
-            if self.watch.lost is not None:
-                self._die(self.watch.lost)
-                self._core.kill()
+        """Ends the cores and waits for them. Requests still running end with an error."""
+        self.dead = self.dead or "The engine was stopped."
+        self._fail_all(self.dead)
+        await asyncio.gather(*(core.stop() for core in self._cores))
 
     def _die(self, reason: str) -> None:
+        if self.dead is not None:
+            return
         self.dead = reason
         log.error("%s", reason)
         self._fail_all(reason)
@@ -305,17 +222,19 @@ class AsyncEngine:
             self.on_death(reason)
 
     def _apply(self, step: StepDone) -> None:
-        self.stats = step.stats
+        if self.dead is not None:
+            return  # nobody waits any more, though a core may still speak
         now_s = time.monotonic()
         for update in step.updates:
-            generation, choice = self._by_sequence[update.id]
+            generation, choice, core = self._by_sequence[update.id]
             delta = choice.apply(update)
             if delta.tokens:
                 self.metrics.observe_token(generation, choice, now_s)
             if choice.ended:
                 del self._by_sequence[update.id]
+                core.live -= 1
             elif choice.stopped_by is not None and delta.tokens:
-                self._send(Abort(choice.sequence_id, choice.tokens))
+                core.send(Abort(choice.sequence_id, choice.tokens))
             generation.push(delta)
             if choice.ended and all(other.ended for other in generation.choices):
                 self._finish(generation)
@@ -333,11 +252,9 @@ class AsyncEngine:
         generation.end(error)
 
     def _fail_all(self, message: str) -> None:
-        while self._adapter_answers:
-            answer = self._adapter_answers.popleft()
-            if not answer.done():
-                answer.set_exception(EngineDead(message))
-        generations = {id(generation): generation for generation, _ in self._by_sequence.values()}
+        for core in self._cores:
+            core.fail_answers(message)
+        generations = {id(generation): generation for generation, _, _ in self._by_sequence.values()}
         self._by_sequence.clear()
         for generation in generations.values():
             self._finish(generation, message)
@@ -357,37 +274,9 @@ class AsyncEngine:
             raise Draining("The engine is shutting down and takes no new requests.")
         if self.ready is None:
             raise Overloaded(f"The model is still loading ({self.progress}).", retry_after_s=2)
-        if self.watch.trouble is not None:
-            raise Unresponsive(self.watch.trouble)
-        beyond_seats = len(self._by_sequence) - self.config.max_num_seqs
+        if self.trouble is not None:
+            raise Unresponsive(self.trouble)
+        beyond_seats = len(self._by_sequence) - self.config.max_num_seqs * len(self._cores)
         waiting = max(self.stats.waiting, beyond_seats)
         if waiting > 0 and waiting + sequences > self._max_waiting:
             raise Overloaded(f"{waiting} sequences are waiting already (--max-waiting {self._max_waiting}). Try later.")
-
-    def _send(self, message: msgspec.Struct) -> None:
-        self._write(frame(message))
-
-    def _write(self, data: bytes) -> None:
-        if self._writer is not None and self.dead is None:
-            self._writer.write(data)
-
-    def _exit_words(self) -> str:
-        assert self._core is not None
-        try:
-            status = self._core.wait(1)
-        except subprocess.TimeoutExpired:
-            return "its socket closed"
-        return exit_words(status)
-
-
-def exit_words(status: int) -> str:
-    """How the core ended, and what that mostly means."""
-    if status == -signal.SIGKILL:
-        return (
-            "signal 9: most likely the system's out-of-memory killer; give the machine or container more memory, or lower "
-            "--kv-cache-memory-bytes"
-        )
-    return f"signal {-status}" if status < 0 else f"exit status {status}"
-
-
-_decoder: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)

@@ -104,8 +104,8 @@ class EngineApp:
             await request.respond_json({"status": "draining", "requests": engine.live_count}, 503)
         elif self._service.parameters is None:
             await request.respond_json({"status": "loading", "detail": engine.progress}, 503)
-        elif engine.watch.trouble is not None:
-            await request.respond_json({"status": "unresponsive", "detail": engine.watch.trouble}, 503)
+        elif engine.trouble is not None:
+            await request.respond_json({"status": "unresponsive", "detail": engine.trouble}, 503)
         else:
             await request.respond_json({"status": "ok"})
 

@@ -18,9 +18,10 @@ from pathlib import Path
 
 import uvicorn
 
-from ..async_engine import CORE_COMMAND, AsyncEngine
+from ..async_engine import AsyncEngine
 from ..chat_template import ChatTemplate
 from ..config import EngineConfig, ServerConfig
+from ..core_link import CORE_COMMAND
 from ..errors import ConfigError, ModelError
 from ..metrics import EngineMetrics
 from ..parent_watch import exit_with_parent

@@ -94,7 +94,9 @@ class Service:
         self._check_updating()
         if body.lora_name in (*self.names, *self.adapters):
             raise RequestError(f"The name {body.lora_name!r} is taken: unload that adapter first.", param="lora_name")
-        error = await self.engine.change_adapters(LoadAdapter(body.lora_name, body.lora_path))
+        error = await self.engine.change_adapters(
+            LoadAdapter(body.lora_name, body.lora_path), undo=UnloadAdapter(body.lora_name)
+        )
         if error is not None:
             raise RequestError(error, param="lora_path")
         self.adapters[body.lora_name] = body.lora_path
@@ -104,7 +106,9 @@ class Service:
         folder = self.adapters.pop(body.lora_name, None)  # from here on nobody new is sent to it
         if folder is None:
             raise HttpError(404, f"There is no adapter {body.lora_name!r}.", param="lora_name", code="model_not_found")
-        error = await self.engine.change_adapters(UnloadAdapter(body.lora_name))
+        error = await self.engine.change_adapters(
+            UnloadAdapter(body.lora_name), undo=LoadAdapter(body.lora_name, folder)
+        )
         if error is not None:
             self.adapters[body.lora_name] = folder
             raise RequestError(error, param="lora_name")

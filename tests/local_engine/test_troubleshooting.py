@@ -15,9 +15,9 @@ import torch
 from gguf import GGUFWriter
 
 from local_engine import kv_cache, metrics
-from local_engine.async_engine import exit_words
 from local_engine.batch import ScheduledSequence, StepOutput
 from local_engine.config import EngineConfig, ServerConfig
+from local_engine.core_link import exit_words
 from local_engine.engine_core import EngineCore
 from local_engine.errors import ContextOverflow, Overloaded
 from local_engine.messages import AddSequence
