@@ -10,12 +10,10 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Literal, cast
 
 from litestar import Litestar
-from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
-from litestar.openapi.spec import Components, SecurityScheme
 
 from gateway import errors
 from gateway.access.admin_key import load_admin_key
+from gateway.admin.description import CONFIG
 from gateway.admin.failures import HANDLERS
 from gateway.admin.routes import admin_routers
 from gateway.api.asgi import Receive, Scope, Send, send_error
@@ -31,6 +29,7 @@ from gateway.api.responses import Responses
 from gateway.api.surface import Surface
 from gateway.dashboard.app import create_dashboard
 from gateway.dashboard.pages import PAGES
+from gateway.dashboard.schema import SCHEMA, create_schema_pages
 from gateway.dashboard.security import HOME as DASHBOARD
 from gateway.ids import new_request_id
 from gateway.services import Services
@@ -138,34 +137,24 @@ async def _to_dashboard(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _operators(services: Services) -> Endpoint:
-    """The admin API with its description, and the dashboard, which asks it."""
-    admin = cast(
-        Endpoint,
-        Litestar(
-            route_handlers=admin_routers(services),
-            openapi_config=OpenAPIConfig(
-                title="Metergate",
-                version="1",
-                path="/schema",
-                render_plugins=[JsonRenderPlugin(path="/openapi.json")],
-                components=Components(
-                    security_schemes={
-                        "key": SecurityScheme(
-                            type="http", scheme="bearer", description="The admin key, or a role's token."
-                        )
-                    }
-                ),
-                security=[{"key": []}],
-            ),
-            exception_handlers=HANDLERS,
-            logging_config=None,
-        ),
+    """The admin API, its description, and the dashboard, which asks it."""
+    admin = Litestar(
+        route_handlers=admin_routers(services),
+        openapi_config=CONFIG,
+        exception_handlers=HANDLERS,
+        logging_config=None,
     )
-    dashboard = cast(Endpoint, create_dashboard(services, load_admin_key(services.settings), admin, PAGES))
+    asked = cast(Endpoint, admin)
+    dashboard = cast(Endpoint, create_dashboard(services, load_admin_key(services.settings), asked, PAGES))
+    schema = cast(Endpoint, create_schema_pages(admin))
 
     async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
-        inside = path == DASHBOARD or path.startswith(f"{DASHBOARD}/")
-        await (dashboard if inside else admin)(scope, receive, send)
+        if path == DASHBOARD or path.startswith(f"{DASHBOARD}/"):
+            await dashboard(scope, receive, send)
+        elif path == SCHEMA or path.startswith(f"{SCHEMA}/"):
+            await schema(scope, receive, send)
+        else:
+            await asked(scope, receive, send)
 
     return dispatch

@@ -35,6 +35,9 @@ FILES: Final = {
     "htmx.min.js": ("vendor", "text/javascript"),
     "uPlot.iife.min.js": ("vendor", "text/javascript"),
     "uPlot.min.css": ("vendor", "text/css"),
+    "schema.js": ("static", "text/javascript"),
+    "swagger-ui-bundle.js": ("vendor", "text/javascript"),
+    "swagger-ui.css": ("vendor", "text/css"),
 }
 
 Seen = NamedDependency[SkipValidation[Visit]]

@@ -17,13 +17,22 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from gateway.admin.roles import RULES
 from tests.e2e.product import ROOT, Product, until
 from tests.gateway.dashboard.world import ADMIN_KEY, World
 
 CHROMIUM = next((found for name in ("chromium", "chromium-browser") if (found := shutil.which(name))), None)
 PICTURES = ROOT / "docs" / "images"
 DESK, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
-SHOWN = {"overview-en", "overview-zh", "explore-en", "request-en", "team-en", "prices-zh", "audit-en"}
+SHOWN = {
+    "overview-en-light",
+    "overview-zh-dark",
+    "explore-en-light",
+    "request-en-light",
+    "team-en-light",
+    "prices-zh-dark",
+    "audit-en-light",
+}
 ZONE = "range=30d&tz=Asia/Shanghai"
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (Debian: apt install chromium)")
@@ -93,8 +102,9 @@ def picture(page: Page, name: str) -> None:
         assert (PICTURES / f"{name}.png").stat().st_size < 150_000, name
 
 
-@pytest.mark.parametrize(("language", "theme"), [("en", "light"), ("zh", "dark")])
-def test_every_page_is_sound_in_both_themes_and_languages(
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_page_is_sound_in_both_themes_and_languages_at_a_desk_and_on_a_phone(
     chromium: Browser, product: Product, world: World, language: str, theme: str
 ) -> None:
     window = Window(chromium, product.url, DESK)
@@ -103,8 +113,11 @@ def test_every_page_is_sound_in_both_themes_and_languages(
     for name, path in pages(world).items():
         page = window.open(path)
         assert page.locator("html").get_attribute("lang") == {"en": "en", "zh": "zh-Hans"}[language]
+        assert page.locator("html").get_attribute("data-theme") == theme
         if language == "zh":
             assert re.search(r"[\u4e00-\u9fff]", page.inner_text("h1")) or name == "team"
+        if name == "prices":
+            expect(page.locator("section [aria-live] table")).to_be_visible(timeout=30_000)
         found = axe.run(page).response["violations"]
         serious = [
             (each["id"], [node["html"][:120] for node in each["nodes"]][:3])
@@ -112,20 +125,49 @@ def test_every_page_is_sound_in_both_themes_and_languages(
             if each["impact"] in ("serious", "critical")
         ]
         assert serious == [], f"{name} {language} {theme}"
-        if f"{name}-{language}" in SHOWN:
+        if f"{name}-{language}-{theme}" in SHOWN:
             picture(page, f"{name}-{language}")
+        page.set_viewport_size(PHONE)
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"{name} {language}: {wide} px too wide for a phone"
+        page.set_viewport_size(DESK)
     assert window.faults == []
     window.context.close()
 
 
-def test_no_page_is_wider_than_a_phone(chromium: Browser, product: Product, world: World) -> None:
+def test_the_menu_is_closed_on_a_phone(chromium: Browser, product: Product, world: World) -> None:
     window = Window(chromium, product.url, PHONE)
-    for name, path in pages(world).items():
-        page = window.open(path)
-        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wide <= 0, f"{name}: {wide} px too wide"
-        if name == "overview":
-            picture(page, "overview-phone")
+    page = window.open(pages(world)["overview"])
+    expect(page.locator("nav")).to_be_hidden()
+    page.click(".menu summary")
+    expect(page.locator("nav")).to_be_visible()
+    page.click(".menu summary")
+    picture(page, "overview-phone")
+    assert window.faults == []
+    window.context.close()
+
+
+def test_the_api_s_description_is_read_and_tried_without_anything_from_outside(
+    chromium: Browser, product: Product
+) -> None:
+    window = Window(chromium, product.url, DESK)
+    asked: list[str] = []
+    window.page.on("request", lambda request: asked.append(request.url))
+    page = window.page
+    page.goto(f"{product.url}/schema")
+    expect(page.locator(".opblock")).to_have_count(len(RULES), timeout=30_000)
+    picture(page, "schema-en")
+    page.click("button.authorize")
+    page.fill("input[aria-label=auth-bearer-value]", ADMIN_KEY)
+    page.click(".auth-btn-wrapper button.authorize")
+    page.click(".auth-btn-wrapper button.btn-done")
+    me = page.locator(".opblock", has=page.locator("[data-path='/admin/v1/me']"))
+    me.locator(".opblock-summary-control").click()
+    me.locator("button.try-out__btn").click()
+    me.locator("button.execute").click()
+    expect(me.locator(".live-responses-table tbody .response-col_status")).to_contain_text("200", timeout=20_000)
+    expect(me.locator(".live-responses-table")).to_contain_text('"role": "owner"')
+    assert [url for url in asked if not url.startswith((product.url, "data:"))] == []
     assert window.faults == []
     window.context.close()
 
