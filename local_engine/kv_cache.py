@@ -42,15 +42,14 @@ def block_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
     return 2 * model.layers * model.kv_heads * BLOCK_SIZE * model.head_dim * dtype.itemsize
 
 
-def plan_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
-    """How many blocks fit; one sequence of the longest context fits at least, or `OutOfMemory` says what would.
+def plan_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, budget: int) -> int:
+    """How many blocks fit into `budget` bytes; one sequence of the longest context fits, or `OutOfMemory` says what would.
 
     A context length that the caller did not ask for is lowered instead (`fit_context`), so here only one block must fit.
     """
     if config.num_blocks_override is not None:
         return config.num_blocks_override
     size = block_bytes(model, dtype)
-    budget = config.kv_cache_memory_bytes or _free_bytes(config, device)
     most_useful = config.max_num_seqs * -(-(config.max_model_len or model.longest_context) // BLOCK_SIZE)
     blocks = min(budget // size, most_useful)
     if blocks < 1:
@@ -118,10 +117,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
 
 
-def _free_bytes(config: EngineConfig, device: torch.device) -> int:
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return max(0, int(free - total * (1 - config.gpu_memory_utilization)))
+def cpu_budget(config: EngineConfig) -> int:
     return min(CPU_MOST, int(CPU_SHARE * free_memory_bytes())) // config.processes
 
 

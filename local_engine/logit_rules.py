@@ -38,6 +38,19 @@ def apply_rules(logits: torch.Tensor, lines: Sequence[Line]) -> None:
     _penalise(logits, lines)
 
 
+def changes_logits(params: SamplingParams) -> bool:
+    """Whether any rule may change a token's logits; grammars' masks are not in the parameters."""
+    return bool(
+        params.allowed_token_ids is not None
+        or params.min_tokens
+        or params.bad_words
+        or params.logit_bias
+        or params.repetition_penalty != 1.0
+        or params.presence_penalty
+        or params.frequency_penalty
+    )
+
+
 def _keep_only(logits: torch.Tensor, lines: Sequence[Line]) -> None:
     """Grammars' masks and allowed_token_ids: everything else becomes -inf."""
     masked = [(row, line.mask) for row, line in enumerate(lines) if line.mask is not None]

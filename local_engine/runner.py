@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate, count
 from pathlib import Path
 
@@ -18,18 +19,26 @@ import torch
 
 from kernels.batch import StepLayout
 from kernels.dispatch import choose_operations, compiles_first
+from kernels.fp8 import CacheScales
 from kernels.operations import Operations
 
 from .adapters import Adapter, load_adapter
 from .batch import ScheduledSequence, StepOutput
 from .config import BLOCK_SIZE, ROUNDED, STORED, EngineConfig
+from .cuda_graphs import recorded_decode_step
+from .decode_step import DecodeStep
+from .device_memory import full_batch, memory_lines, peak_of, pool_bytes
 from .drawing import draw_step, pool_step
 from .errors import ConfigError, OutOfMemory
-from .kv_cache import allocate, plan_blocks
+from .kv_cache import FP8, allocate, block_bytes, cache_dtype, cpu_budget, plan_blocks
+from .kv_scales import measured_scales, stored_scales
 from .models.config import ModelConfig
 from .models.decoder import Decoder
 from .models.family import Family
 from .models.registry import family_of
+from .parallel.cut import Cut, cut_model
+from .parallel.group import Group
+from .sampler import draw_settings
 from .weights.model_store import resolve_model
 from .weights.rounding import RoundedSource
 from .weights.source import WeightSource, open_weights
@@ -47,16 +56,23 @@ class ModelRunner:
 
     block_size = BLOCK_SIZE
 
-    def __init__(self, config: EngineConfig, progress: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        progress: Callable[[str], None] | None = None,
+        group: Group | None = None,
+    ) -> None:
+        """`group`: the ranks of a model that is split, of which each has a runner."""
         began = time.monotonic()
         say = progress or (lambda text: None)
-        self.device = _device(config)
-        threads = config.cpu_threads or usable_cores()
+        self.device = device_of(config, group.shard.rank if group is not None else 0)
+        threads = config.cpu_threads or max(1, usable_cores() // config.processes)
         torch.set_num_threads(threads)
         say("opening the weights")
         source = _source(config)
         model = source.config
         family = family_of(model)
+        cut = cut_model(group.shard, source, family) if group is not None else None
         self.vocab_size = model.vocab_size
         self.max_model_len = _context(config, model)
         dtype = _dtype(config, model, self.device)
@@ -69,7 +85,7 @@ class ModelRunner:
                 threads=threads,
                 capacity=config.max_num_batched_tokens,
                 max_context=self.max_model_len,
-                widths=_widths(model, family),
+                widths=_widths(model, family, cut),
                 head_dim=model.head_dim,
                 bfloat16=source.stores_bfloat16 and config.dtype in ("auto", "bfloat16"),
                 path=config.kernels,
@@ -77,7 +93,7 @@ class ModelRunner:
         except ValueError as error:
             raise ConfigError(f"--kernels {config.kernels}: {error}; use --kernels auto") from error
         self._draw = operations.draw
-        kv_dtype = _kv_dtype(config, model, operations.dtype, self.device)
+        kv_dtype = cache_dtype(config, model, operations, self.device)
         try:
             self._model = Decoder(
                 source,
@@ -87,6 +103,7 @@ class ModelRunner:
                 device=self.device,
                 threads=threads,
                 progress=say,
+                group=group,
             )
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise OutOfMemory(
@@ -94,28 +111,86 @@ class ModelRunner:
             ) from error
         self.window = self._model.window
         self._max_rank, self._dtype = config.max_lora_rank, operations.dtype
+        self._capacity = config.max_num_batched_tokens
+        self._decode: DecodeStep | None = None
         self.adapters: dict[str, Adapter] = {}
         self._slots = count()
         for name, folder in config.lora_modules:
             self.load_adapter(name, folder)
-        self.num_blocks = plan_blocks(config, model, kv_dtype, self.device)
-        cache = allocate(model, self.num_blocks, kv_dtype, self.device)
-        self._model.attach(cache)
+        own = self._model.config
+        if group is not None:
+            group.least(0)  # what the others load is no longer free
+        scales, of_scales = self._cache_scales(
+            source, group.shard.kv_heads(model) if group is not None else range(model.kv_heads), kv_dtype
+        )
+        self.num_blocks = plan_blocks(config, own, kv_dtype, self._budget(config, own))
+        if group is not None:
+            self.num_blocks = group.least(self.num_blocks)
+        cache = allocate(own, self.num_blocks, kv_dtype, self.device)
+        self._model.attach(replace(cache, scales=scales))
         self.precision = (
             f"weights {source.precision} {_held(source, operations)}, {operations.name}, "
-            f"KV cache {str(kv_dtype).removeprefix('torch.')} ({self.num_blocks} blocks of {BLOCK_SIZE})"
+            f"KV cache {str(kv_dtype).removeprefix('torch.')}{of_scales} ({self.num_blocks} blocks of {BLOCK_SIZE})"
         )
         """For the start-up line: what numbers this process computes with."""
+        if self.device.type == "cuda" and not config.enforce_eager and group is None:
+            self._decode = recorded_decode_step(config, self._model, operations, self.max_model_len, self.device, say)
+        for line in memory_lines(
+            self.device.type, self.num_blocks, block_bytes(own, kv_dtype), self.max_model_len, self.window
+        ):
+            logger.info(line)
         logger.info("%s: %s; loaded in %.1f s", config.model, self.precision, time.monotonic() - began)
+
+    def _budget(self, config: EngineConfig, model: ModelConfig) -> int:
+        """Bytes for the KV pool: on a GPU what a step of full size leaves."""
+        if config.kv_cache_memory_bytes is not None:
+            return config.kv_cache_memory_bytes
+        if self.device.type != "cuda":
+            return cpu_budget(config)
+        self._model.attach(allocate(model, 1, self._dtype, self.device))
+        batch = full_batch(config.max_num_batched_tokens, config.max_num_seqs, self.max_model_len)
+        memory = peak_of(lambda: self._full_step(batch), self.device)
+        return pool_bytes(memory, config.gpu_memory_utilization, model.layers, eager=config.enforce_eager)
+
+    def _full_step(self, batch: Sequence[ScheduledSequence]) -> None:
+        """As `execute`, for every rank: one that gets no logits draws nothing."""
+        layout = self.compute(batch)
+        logits = self.logits_of(torch.tensor(layout.query_start[1:]) - 1)
+        if len(logits) == len(batch):
+            self._draw(logits, draw_settings([each.params for each in batch], [0] * len(batch), [0] * len(batch)))
+
+    def _cache_scales(
+        self, source: WeightSource, heads: range, kv_dtype: torch.dtype
+    ) -> tuple[list[CacheScales] | None, str]:
+        """Of an fp8 cache, and a word on them for the start-up line."""
+        if kv_dtype != FP8:
+            return None, ""
+        if scales := stored_scales(source, heads, self.device):
+            return scales, " with the checkpoint's scales"
+        most = min(self._capacity, self.max_model_len)
+        return measured_scales(self._model, self._dtype, self.device, most), " with measured scales"
 
     @torch.inference_mode()
     def execute(self, batch: Sequence[ScheduledSequence]) -> StepOutput:
         """Computes every sequence's tokens in one pass and draws a token where one is due."""
-        ids, layout = lay_out(batch, self.device)
-        self._model.compute(ids, layout)
-        output = draw_step(batch, layout.query_start, self._model.logits, self._draw)
+        if self._decode is not None and self._decode.takes(batch):
+            return self._decode.execute(batch)
+        layout = self.compute(batch)
+        output = draw_step(batch, layout.query_start, self.logits_of, self._draw)
         output.pooled = pool_step(batch, layout.query_start, self._model.normed)
         return output
+
+    @torch.inference_mode()
+    def compute(self, batch: Sequence[ScheduledSequence]) -> StepLayout:
+        """The pass alone, without drawing."""
+        ids, layout = lay_out(batch, self.device)
+        self._model.compute(ids, layout)
+        return layout
+
+    @torch.inference_mode()
+    def logits_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """float32 [len(rows), vocab] for rows of the step that was computed last."""
+        return self._model.logits(rows)
 
     def load_adapter(self, name: str, folder: str) -> None:
         """Under a name that is not taken. Raises `ModelError`, and nothing has changed."""
@@ -137,9 +212,7 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, batch: Sequence[ScheduledSequence]) -> torch.Tensor:
         """float32 [tokens of the batch, vocab]: every token's logits, for comparisons with an oracle."""
-        ids, layout = lay_out(batch, self.device)
-        self._model.compute(ids, layout)
-        return self._model.logits(torch.arange(layout.tokens))
+        return self.logits_of(torch.arange(self.compute(batch).tokens))
 
 
 def _source(config: EngineConfig) -> WeightSource:
@@ -166,8 +239,11 @@ def _held(source: WeightSource, operations: Operations) -> str:
     return f"held as {' and '.join(sorted(operations.held))}"
 
 
-def _widths(model: ModelConfig, family: Family) -> list[int]:
-    """Of the inputs of its matrices."""
+def _widths(model: ModelConfig, family: Family, cut: Cut | None) -> list[int]:
+    """Of the inputs of its matrices, or of the parts that a rank has of them."""
+    if cut is not None:
+        parts = (cut.attended, cut.inner, cut.expert_inner)
+        return [model.hidden_size, *(len(part) for part in parts if part)]
     experts = [family.mixture.inner_size] if family.mixture is not None else []
     return [model.hidden_size, model.heads * model.head_dim, model.intermediate_size, *experts]
 
@@ -214,16 +290,23 @@ def usable_cores() -> int:
     return cores
 
 
-def _device(config: EngineConfig) -> torch.device:
-    if config.tensor_parallel_size > 1:
-        raise ConfigError("--tensor-parallel-size above 1 is not supported yet: start one engine per device instead")
-    if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def device_of(config: EngineConfig, rank: int = 0) -> torch.device:
+    """The device that a rank computes on; GPUs are counted from the one that --device names. Raises `ConfigError`."""
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(
             "--device cuda: torch sees no GPU here (a CPU build of torch, or no driver); use --device cpu"
         )
-    return torch.device(config.device)
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    first = int(config.device.partition(":")[2] or 0)
+    number = first + config.data_parallel_rank * config.tensor_parallel_size + rank
+    if number >= torch.cuda.device_count():
+        raise ConfigError(
+            f"{config.processes} GPUs from number {first} on are asked for (--data-parallel-size x --tensor-parallel-size), "
+            f"and there are {torch.cuda.device_count()}"
+        )
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
 
 
 def _context(config: EngineConfig, model: ModelConfig) -> int:
@@ -240,16 +323,3 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
     if config.dtype != "auto":
         return DTYPES[config.dtype]
     return torch.bfloat16 if model.dtype == "float32" else DTYPES.get(model.dtype, torch.bfloat16)
-
-
-def _kv_dtype(config: EngineConfig, model: ModelConfig, activations: torch.dtype, device: torch.device) -> torch.dtype:
-    """As asked for; else as --dtype says; else, on the CPU, bfloat16 (half the memory to read at every step), unless the
-    weights are float32 themselves.
-    """
-    asked = config.kv_cache_dtype if config.kv_cache_dtype != "auto" else config.dtype
-    if asked == "auto":
-        narrow = device.type == "cpu" and model.dtype != "float32"
-        return torch.bfloat16 if narrow else activations
-    if asked not in DTYPES or (device.type == "cpu" and asked == "float16"):
-        raise ConfigError(f"a KV cache of {asked} is not supported on {device.type}: use float32 or bfloat16")
-    return DTYPES[asked]

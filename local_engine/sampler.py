@@ -14,6 +14,7 @@ from kernels.sampling import DrawSettings, draw_reference
 
 from .logit_rules import Line, apply_rules
 from .philox import uniforms
+from .sampling_params import SamplingParams
 from .token_logprobs import TokenLogprobs
 
 Draw = Callable[[torch.Tensor, DrawSettings], list[int | None]]
@@ -22,19 +23,21 @@ Draw = Callable[[torch.Tensor, DrawSettings], list[int | None]]
 def sample(logits: torch.Tensor, lines: Sequence[Line], draw: Draw = draw_reference) -> list[int | None]:
     """One token per row of `logits` (float32 [len(lines), vocab], may be overwritten); None where they hold NaN or only -inf."""
     apply_rules(logits, lines)
-    params = [line.params for line in lines]
-    settings = DrawSettings(
-        temperature=[p.temperature for p in params],
-        top_k=[p.top_k for p in params],
-        top_p=[p.top_p for p in params],
-        min_p=[p.min_p for p in params],
-        uniform=list(
-            uniforms(
-                [p.seed for p in params], [s.choice_index for s in lines], [s.output_position for s in lines]
-            ).tolist()
-        ),
+    settings = draw_settings(
+        [line.params for line in lines], [line.choice_index for line in lines], [line.output_position for line in lines]
     )
     return draw(logits, settings)
+
+
+def draw_settings(params: Sequence[SamplingParams], choices: list[int], positions: list[int]) -> DrawSettings:
+    """For the token at `positions[i]` of choice `choices[i]` of each request."""
+    return DrawSettings(
+        temperature=[each.temperature for each in params],
+        top_k=[each.top_k for each in params],
+        top_p=[each.top_p for each in params],
+        min_p=[each.min_p for each in params],
+        uniform=list(uniforms([each.seed for each in params], choices, positions).tolist()),
+    )
 
 
 def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], best: Sequence[int]) -> list[TokenLogprobs]:

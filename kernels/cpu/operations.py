@@ -329,6 +329,10 @@ class CpuOperations:
     def draw(self, logits: torch.Tensor, settings: DrawSettings) -> list[int | None]:
         rows, size = logits.shape
         width = -(-size // PANEL) * PANEL
+    @property
+    def draws_on_device(self) -> Callable[[torch.Tensor, DrawSettings], torch.Tensor] | None:
+        return None
+
         if logits.stride(0) % PANEL or logits.stride(1) != 1 or logits.stride(0) < width:
             logits = torch.nn.functional.pad(logits, (0, width - size))
         values = np.array(

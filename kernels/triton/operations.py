@@ -21,7 +21,7 @@ from .configs import BF16_DOT, device_kind, interpreted
 from .gated_mul import gated_mul
 from .quantised_linear import QuantisedMatrix
 from .rotary import rotary
-from .sampling import draw
+from .sampling import draw, draw_on_device
 from .write_cache import write_cache
 
 
@@ -120,6 +120,10 @@ class TritonOperations(TorchOperations):
             return head.product(normed).float()
         assert isinstance(head, TorchMatrix)
         return torch.nn.functional.linear(normed, head.values).float()
+
+    @property
+    def draws_on_device(self) -> Callable[[torch.Tensor, DrawSettings], torch.Tensor] | None:
+        return draw_on_device
 
     def draw(self, logits: torch.Tensor, settings: DrawSettings) -> list[int | None]:
         return draw(logits, settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import repeat
 
 import torch
 
@@ -97,7 +98,7 @@ class Decoder:
     def attach(self, cache: KVCache) -> None:
         """The pool that every later step reads and writes."""
         self._cache = cache
-        scales = cache.scales or [None] * len(self._attention)
+        scales = repeat(None, len(self._attention)) if cache.scales is None else cache.scales
         self._attention = [replace(how, scales=own) for how, own in zip(self._attention, scales, strict=True)]
 
     def _embedding_on(self, device: torch.device, dtype: torch.dtype) -> Embedding:
