@@ -143,8 +143,8 @@ def self_test(operations: Operations) -> float:
 
 
 def _small_layer(operations: Operations) -> torch.Tensor:
-    """Two layers of hidden 64, 4 query and 2 kv heads of 16, on a batch of a decoding and a prefilling sequence: one as Llama has
-    it, one with all that other families add.
+    """Two layers of hidden 64, 4 query and 2 kv heads of 16: one as Llama has it, one with all that other families add. First a
+    prompt, then a batch in which it decodes beside another one.
     """
     random = torch.Generator().manual_seed(7)
 
@@ -153,18 +153,25 @@ def _small_layer(operations: Operations) -> torch.Tensor:
 
     example = operations.buffer(1)
     device, dtype = example.device, example.dtype
+    cached = StepLayout(
+        query_start=[0, 16],
+        context=[16],
+        positions=torch.arange(16).to(device),
+        slots=torch.arange(3 * BLOCK, 4 * BLOCK).to(device),
+        block_tables=torch.tensor([[3]]).to(device),
+    )
     layout = StepLayout(
         query_start=[0, 1, 8],
-        context=[20, 7],
-        positions=torch.tensor([19, *range(7)]).to(device),
-        slots=torch.tensor([1 * BLOCK + 3, *range(2 * BLOCK, 2 * BLOCK + 7)]).to(device),
+        context=[17, 7],
+        positions=torch.tensor([16, *range(7)]).to(device),
+        slots=torch.tensor([1 * BLOCK, *range(2 * BLOCK, 2 * BLOCK + 7)]).to(device),
         block_tables=torch.tensor([[3, 1], [2, 0]]).to(device),
     )
-    caches = noise(4, 2, BLOCK, 16).to(device, dtype), noise(4, 2, BLOCK, 16).to(device, dtype)
+    caches = torch.zeros(4, 2, BLOCK, 16).to(device, dtype), torch.zeros(4, 2, BLOCK, 16).to(device, dtype)
     qkv_weight, o_weight = operations.pack([stored(noise(128, 64))]), operations.pack([stored(noise(64, 64))])
     up, down = operations.pack([stored(noise(128, 64))]), operations.pack([stored(noise(64, 64))])
     norm, hidden, head = operations.vector(noise(64)), operations.buffer(64), operations.pack([stored(noise(40, 64))])
-    hidden[:8] = noise(8, 64).to(device, dtype)
+    hidden[:16] = noise(16, 64).to(device, dtype)
     angles = torch.outer(torch.arange(64.0), torch.tensor([1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.001]))
     tables = angles.cos().to(device), angles.sin().to(device)
     normed, qkv, attended = operations.buffer(64), operations.buffer(128), operations.buffer(64)
@@ -194,5 +201,7 @@ def _small_layer(operations: Operations) -> torch.Tensor:
         operations.gelu_mul(gate_up, gated)
         operations.linear(gated, down, hidden, add=True)
 
+    operations.run(forward, cached)
+    hidden[:8] = noise(8, 64).to(device, dtype)
     operations.run(forward, layout)
     return operations.logits(hidden[[0, 7]].contiguous(), norm, 1e-5, head)

@@ -3,8 +3,9 @@
 A work item is a run of consecutive query tokens of one sequence (one token when it decodes, up to `QUERY_TOKENS` of a prompt);
 a task is one item and one kv head. Its rows are (token, query head of that kv head): keys are widened once for up to six
 rows. Scores of a tile lie in the thread's scratch, so that the softmax is exact over the whole context; keys beyond a row's
-own position or before its window get weight 0. No slot beyond the tile's last position is ever read (it may hold another
-sequence's NaN), and no block before the one in which the window of its first position begins (it may be given back).
+own position or before its window get weight 0. What lies beyond the tile's last position may be another sequence's NaN: its
+scores are overwritten, its values never multiplied. No block before the one in which the window of the tile's first position
+begins is read (it may be given back).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from .attention_tiles import narrow_line, score_tile, value_tile
 from .elementwise import store_bf16
 from .tape import TOTAL, operation
 from .vector import (
@@ -27,9 +29,8 @@ from .vector import (
     as_pointer,
     atomic_next,
     exp,
-    fma,
     load,
-    load_floats,
+    prefetch,
     read_float,
     read_int,
     splat,
@@ -42,102 +43,10 @@ QUERY_TOKENS = 16
 """Query tokens per work item."""
 TILE = 6
 BLOCK = 16
-WIDTH = {"f32": 4, "bf16": 2}
-ZERO = np.float32(0.0)
+AHEAD = 2 * BLOCK
+"""Tokens whose keys or values are asked of the memory so long before they are needed."""
+ZERO, ONE = np.float32(0.0), np.float32(1.0)
 MASKED = np.float32(-np.inf)
-
-
-@intrinsic(prefer_literal=True)
-def _scores(
-    typingctx: Any,
-    storage: Any,
-    rows: Any,
-    q: Any,
-    q_stride: Any,
-    keys: Any,
-    count: Any,
-    vectors: Any,
-    s: Any,
-    s_stride: Any,
-) -> Any:
-    """s[r][t] = q[r] . keys[t] for `count` consecutive keys of 16 * `vectors` elements."""
-    if not isinstance(storage, types.StringLiteral) or not isinstance(rows, types.IntegerLiteral):
-        return None
-    kind, tile = storage.literal_value, rows.literal_value
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, _, q, q_stride, keys, count, vectors, s, s_stride = args
-        sums = [cgutils.alloca_once(builder, F32V) for _ in range(tile)]
-        inputs = [builder.add(q, builder.mul(q_stride, I64(row))) for row in range(tile)]
-        targets = [builder.add(s, builder.mul(s_stride, I64(row))) for row in range(tile)]
-        key_bytes = builder.mul(vectors, I64(LANES * WIDTH[kind]))
-        with cgutils.for_range(builder, count, intp=I64) as over_keys:
-            key = builder.add(keys, builder.mul(over_keys.index, key_bytes))
-            for slot in sums:
-                builder.store(F32V([0.0] * LANES), slot)
-            with cgutils.for_range(builder, vectors, intp=I64) as over_size:
-                vector = load_floats(
-                    builder, builder.add(key, builder.mul(over_size.index, I64(LANES * WIDTH[kind]))), kind
-                )
-                offset = builder.mul(over_size.index, I64(LANES * 4))
-                for slot, x in zip(sums, inputs, strict=True):
-                    value = load(builder, builder.add(x, offset), F32V, 4)
-                    builder.store(fma(builder, value, vector, builder.load(slot)), slot)
-            offset = builder.mul(over_keys.index, I64(4))
-            for slot, target in zip(sums, targets, strict=True):
-                at = builder.inttoptr(builder.add(target, offset), F32.as_pointer())
-                builder.store(sum_lanes(builder, builder.load(slot)), at, align=4)
-        return context.get_dummy_value()
-
-    return types.void(storage, rows, *[types.int64] * 7), codegen
-
-
-@intrinsic(prefer_literal=True)
-def _values(
-    typingctx: Any,
-    storage: Any,
-    rows: Any,
-    p: Any,
-    p_stride: Any,
-    values: Any,
-    count: Any,
-    vectors: Any,
-    y: Any,
-    y_stride: Any,
-) -> Any:
-    """y[r] += sum over t of p[r][t] values[t] for `count` consecutive values of 16 * `vectors` elements."""
-    if not isinstance(storage, types.StringLiteral) or not isinstance(rows, types.IntegerLiteral):
-        return None
-    kind, tile = storage.literal_value, rows.literal_value
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, _, p, p_stride, values, count, vectors, y, y_stride = args
-        sums = [cgutils.alloca_once(builder, F32V) for _ in range(tile)]
-        weights = [builder.add(p, builder.mul(p_stride, I64(row))) for row in range(tile)]
-        value_bytes = builder.mul(vectors, I64(LANES * WIDTH[kind]))
-        with cgutils.for_range(builder, vectors, intp=I64) as over_size:
-            column = builder.add(values, builder.mul(over_size.index, I64(LANES * WIDTH[kind])))
-            offset = builder.mul(over_size.index, I64(LANES * 4))
-            targets = [
-                builder.inttoptr(
-                    builder.add(builder.add(y, builder.mul(y_stride, I64(row))), offset), F32V.as_pointer()
-                )
-                for row in range(tile)
-            ]
-            for slot, target in zip(sums, targets, strict=True):
-                builder.store(builder.load(target, align=4), slot)
-            with cgutils.for_range(builder, count, intp=I64) as over_values:
-                at = builder.add(column, builder.mul(over_values.index, value_bytes))
-                vector = load_floats(builder, at, kind)
-                step = builder.mul(over_values.index, I64(4))
-                for slot, weight in zip(sums, weights, strict=True):
-                    factor = splat(builder, load(builder, builder.add(weight, step), F32, 4))
-                    builder.store(fma(builder, factor, vector, builder.load(slot)), slot)
-            for slot, target in zip(sums, targets, strict=True):
-                builder.store(builder.load(slot), target, align=4)
-        return context.get_dummy_value()
-
-    return types.void(storage, rows, *[types.int64] * 7), codegen
 
 
 @intrinsic
@@ -202,43 +111,41 @@ def _cap(typingctx: Any, row: Any, vectors: Any, softcap: Any) -> Any:
 
 
 @njit(inline="always")
-def _score_block(
-    storage: str, rows: int, q: int, q_stride: int, keys: int, count: int, vectors: int, s: int, s_stride: int
-) -> None:
+def _score_block(kind: str, rows: int, q: int, q_stride: int, keys: int, pairs: int, s: int, s_stride: int) -> None:
     if rows == 6:
-        _scores(storage, 6, q, q_stride, keys, count, vectors, s, s_stride)
+        score_tile(kind, 6, q, q_stride, keys, pairs, s, s_stride)
     elif rows == 5:
-        _scores(storage, 5, q, q_stride, keys, count, vectors, s, s_stride)
+        score_tile(kind, 5, q, q_stride, keys, pairs, s, s_stride)
     elif rows == 4:
-        _scores(storage, 4, q, q_stride, keys, count, vectors, s, s_stride)
+        score_tile(kind, 4, q, q_stride, keys, pairs, s, s_stride)
     elif rows == 3:
-        _scores(storage, 3, q, q_stride, keys, count, vectors, s, s_stride)
+        score_tile(kind, 3, q, q_stride, keys, pairs, s, s_stride)
     elif rows == 2:
-        _scores(storage, 2, q, q_stride, keys, count, vectors, s, s_stride)
+        score_tile(kind, 2, q, q_stride, keys, pairs, s, s_stride)
     else:
-        _scores(storage, 1, q, q_stride, keys, count, vectors, s, s_stride)
+        score_tile(kind, 1, q, q_stride, keys, pairs, s, s_stride)
 
 
 @njit(inline="always")
 def _value_block(
-    storage: str, rows: int, p: int, p_stride: int, values: int, count: int, vectors: int, y: int, y_stride: int
+    kind: str, rows: int, p: int, p_stride: int, values: int, tokens: int, size: int, y: int, y_stride: int
 ) -> None:
     if rows == 6:
-        _values(storage, 6, p, p_stride, values, count, vectors, y, y_stride)
+        value_tile(kind, 6, p, p_stride, values, tokens, size, y, y_stride)
     elif rows == 5:
-        _values(storage, 5, p, p_stride, values, count, vectors, y, y_stride)
+        value_tile(kind, 5, p, p_stride, values, tokens, size, y, y_stride)
     elif rows == 4:
-        _values(storage, 4, p, p_stride, values, count, vectors, y, y_stride)
+        value_tile(kind, 4, p, p_stride, values, tokens, size, y, y_stride)
     elif rows == 3:
-        _values(storage, 3, p, p_stride, values, count, vectors, y, y_stride)
+        value_tile(kind, 3, p, p_stride, values, tokens, size, y, y_stride)
     elif rows == 2:
-        _values(storage, 2, p, p_stride, values, count, vectors, y, y_stride)
+        value_tile(kind, 2, p, p_stride, values, tokens, size, y, y_stride)
     else:
-        _values(storage, 1, p, p_stride, values, count, vectors, y, y_stride)
+        value_tile(kind, 1, p, p_stride, values, tokens, size, y, y_stride)
 
 
 @njit(inline="always")
-def _attend(storage: str, width: int, row: int) -> int:
+def attend(kind: str, width: int, row: int) -> int:
     """Arguments: q, its token stride (bytes), out, its token stride, k_cache, v_cache, block tables (int64), their stride
     (bytes), items (int64 [n, 4]: sequence, first token in the batch, tokens, position of the first), query heads, kv heads,
     head_dim, scale (a float's bits), scratch, scratch bytes per thread, scores per row of the scratch, window (0: none),
@@ -269,7 +176,11 @@ def _attend(storage: str, width: int, row: int) -> int:
             rows = min(TILE, tokens * group - start)
             for r in range(rows):
                 token, head = (start + r) // group, kv_head * group + (start + r) % group
-                _scaled_copy(q + (first + token) * q_stride + head * size * 4, query + r * size * 4, vectors, scale)
+                source = q + (first + token) * q_stride + head * size * 4
+                if kind == "pairs":
+                    narrow_line(source, query + r * size * 4, vectors, scale)
+                else:
+                    _scaled_copy(source, query + r * size * 4, vectors, scale)
                 for i in range(size):
                     write_float(result + r * size * 4, i, ZERO)
             length = position + (start + rows - 1) // group + 1
@@ -278,9 +189,11 @@ def _attend(storage: str, width: int, row: int) -> int:
                 begin = max(0, position + start // group + 1 - window) // BLOCK * BLOCK
             for at in range(begin, length, BLOCK):
                 place = (read_int(table, at // BLOCK) * kv_heads + kv_head) * head_bytes
-                count = min(BLOCK, length - at)
+                if start == 0 and at + AHEAD < length:
+                    coming = (read_int(table, at // BLOCK + AHEAD // BLOCK) * kv_heads + kv_head) * head_bytes
+                    prefetch(k_cache + coming, head_bytes)
                 line = scores + (at - begin) * 4
-                _score_block(storage, rows, query, size * 4, k_cache + place, count, vectors, line, columns * 4)
+                _score_block(kind, rows, query, size * 4, k_cache + place, size // 2, line, columns * 4)
             padded = (length - begin + LANES - 1) // LANES
             for r in range(rows):
                 own = position + (start + r) // group + 1 - begin
@@ -292,13 +205,17 @@ def _attend(storage: str, width: int, row: int) -> int:
                 if window > 0:
                     for t in range(own - window):
                         write_float(line, t, MASKED)
-                factor = _softmax(line, padded)
-                write_float(query + r * 4, 0, factor)
+                write_float(query + r * 4, 0, _softmax(line, padded))
+                if kind == "pairs":
+                    narrow_line(line, line, padded, ONE)
             for at in range(begin, length, BLOCK):
                 place = (read_int(table, at // BLOCK) * kv_heads + kv_head) * head_bytes
                 count = min(BLOCK, length - at)
-                line = scores + (at - begin) * 4
-                _value_block(storage, rows, line, columns * 4, v_cache + place, count, vectors, result, size * 4)
+                if start == 0 and at + AHEAD < length:
+                    coming = (read_int(table, at // BLOCK + AHEAD // BLOCK) * kv_heads + kv_head) * head_bytes
+                    prefetch(v_cache + coming, head_bytes)
+                line = scores + (at - begin) * (2 if kind == "pairs" else 4)
+                _value_block(kind, rows, line, columns * 4, v_cache + place, count, size, result, size * 4)
             for r in range(rows):
                 token, head = (start + r) // group, kv_head * group + (start + r) % group
                 target = out + (first + token) * out_stride + head * size * 4
@@ -317,9 +234,9 @@ def _attend(storage: str, width: int, row: int) -> int:
 
 @operation
 def attend_f32(row: int) -> int:
-    return _attend("f32", 4, row)
+    return attend("f32", 4, row)
 
 
 @operation
 def attend_bf16(row: int) -> int:
-    return _attend("bf16", 2, row)
+    return attend("bf16", 2, row)

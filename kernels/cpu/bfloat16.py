@@ -17,16 +17,19 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from .attention import attend
 from .pairs import WIDE
 from .tape import TOTAL, operation
 from .vector import (
-    BF16,
+    BF16V,
     F32V,
     I32,
     I64,
     LANES,
     atomic_next,
+    dot_pairs,
     load,
+    prefetch_line,
     read_int,
     splat,
     write_int,
@@ -39,20 +42,6 @@ SETS = {1: 4, 2: 2}
 """Independent sums per output of a tile with few rows."""
 AHEAD = 2048
 """Bytes that a single row's weights are asked for before they are needed."""
-BF16V = ir.VectorType(BF16, 2 * LANES)
-
-
-def _dot(builder: Any, total: Any, pair: Any, weights: Any) -> Any:
-    kind = ir.FunctionType(F32V, [F32V, BF16V, BF16V])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
-    return builder.call(function, [total, pair, weights])
-
-
-def _prefetch(builder: Any, address: Any) -> None:
-    I8P = ir.IntType(8).as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [I8P, I32, I32, I32])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [builder.inttoptr(address, I8P), I32(0), I32(3), I32(1)])
 
 
 @intrinsic(prefer_literal=True)
@@ -78,14 +67,14 @@ def _tile(
                 at = builder.add(at, I64(step * PAIR_BYTES))
                 if count <= 2:
                     for half in range(2):
-                        _prefetch(builder, builder.add(at, I64(AHEAD + 64 * half)))
+                        prefetch_line(builder, builder.add(at, I64(AHEAD + 64 * half)))
                 weights = [load(builder, builder.add(at, I64(64 * half)), BF16V, 64) for half in range(2)]
                 offset = builder.add(builder.mul(loop.index, I64(16)), I64(4 * step))
                 for row, own in zip(inputs, sums, strict=True):
                     pair = splat(builder, load(builder, builder.add(row, offset), I32, 4))
                     pair = builder.bitcast(pair, BF16V)
                     for slot, weight in zip(own[step % sets], weights, strict=True):
-                        builder.store(_dot(builder, builder.load(slot), pair, weight), slot)
+                        builder.store(dot_pairs(builder, builder.load(slot), pair, weight), slot)
         for row, own in enumerate(sums):
             target = builder.add(y, builder.mul(y_stride, I64(row)))
             for half in range(2):
@@ -141,3 +130,9 @@ def linear_pairs(row: int) -> int:
         done += 1
         first = atomic_next(row) * per_task
     return done
+
+
+@operation
+def attend_pairs(row: int) -> int:
+    """attention.py's, over a cache in bfloat16."""
+    return attend("pairs", 2, row)

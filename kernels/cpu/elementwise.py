@@ -193,12 +193,37 @@ def _rotate(source: Any, target: Any, cos: Any, sin: Any, half: int) -> None:
         target[i + half] = b * cos[i] + a * sin[i]
 
 
+@njit
+def _place_f32(key: Any, value: Any, keys: int, values: int, token: int, size: int) -> None:
+    """Into the block and head at `keys` and `values` (layout: cache.py)."""
+    columns = carray(as_pointer(keys), (16 * size,), np.float32)
+    line = carray(as_pointer(values + token * size * 4), (size,), np.float32)
+    for i in range(size):
+        columns[i * 16 + token] = key[i]
+        line[i] = value[i]
+
+
+@njit
+def _place_bf16(key: Any, value: Any, narrow: int, keys: int, values: int, token: int, size: int) -> None:
+    """The same in bfloat16, by way of `size` floats of scratch at `narrow`."""
+    store_bf16(key, carray(as_pointer(narrow), (size,), np.uint16), size)
+    store_bf16(value, carray(as_pointer(narrow + size * 2), (size,), np.uint16), size)
+    pairs = carray(as_pointer(narrow), (size // 2,), np.uint32)
+    columns = carray(as_pointer(keys), (8 * size,), np.uint32)
+    for i in range(size // 2):
+        columns[i * 16 + token] = pairs[i]
+    numbers = carray(as_pointer(narrow + size * 2), (size,), np.uint16)
+    line = carray(as_pointer(values + ((token >> 1) * 2 * size + (token & 1)) * 2), (2 * size,), np.uint16)
+    for i in range(size):
+        line[2 * i] = numbers[i]
+
+
 @operation
 def rotary_write(row: int) -> int:
     """Rotates the queries in place and stores rotated keys and values at the tokens' slots.
 
     Arguments: qkv, its stride (bytes), cos, sin ([positions, head_dim / 2]), positions, slots (int64 each), k_cache,
-    v_cache, query heads, kv heads, head_dim, cache storage (0 f32, 1 bf16), scratch (head_dim floats per thread).
+    v_cache, query heads, kv heads, head_dim, cache storage (0 f32, 1 bf16), scratch (2 head_dim floats per thread).
     """
     rows = read_int(read_int(row, 3), 0)
     qkv, stride, cos_table, sin_table = read_int(row, 4), read_int(row, 5), read_int(row, 6), read_int(row, 7)
@@ -206,7 +231,8 @@ def rotary_write(row: int) -> int:
     heads, kv_heads, size, storage = read_int(row, 12), read_int(row, 13), read_int(row, 14), read_int(row, 15)
     half = size // 2
     width = 2 if storage == 1 else 4
-    scratch = carray(as_pointer(read_int(row, 16) + atomic_next(row + 8) * size * 4), (size,), np.float32)
+    own = read_int(row, 16) + atomic_next(row + 8) * size * 8
+    scratch, narrow = carray(as_pointer(own), (size,), np.float32), own + size * 4
     write_int(row, TOTAL, rows)
     done = 0
     index = atomic_next(row)
@@ -223,16 +249,11 @@ def rotary_write(row: int) -> int:
             key = carray(as_pointer(token + (heads + head) * size * 4), (size,), np.float32)
             value = carray(as_pointer(token + (heads + kv_heads + head) * size * 4), (size,), np.float32)
             _rotate(key, scratch, cos, sin, half)
-            place = (((slot >> 4) * kv_heads + head) * 16 + (slot & 15)) * size * width
+            place = ((slot >> 4) * kv_heads + head) * 16 * size * width
             if storage == 1:
-                store_bf16(scratch, carray(as_pointer(k_cache + place), (size,), np.uint16), size)
-                store_bf16(value, carray(as_pointer(v_cache + place), (size,), np.uint16), size)
+                _place_bf16(scratch, value, narrow, k_cache + place, v_cache + place, slot & 15, size)
             else:
-                k_row = carray(as_pointer(k_cache + place), (size,), np.float32)
-                v_row = carray(as_pointer(v_cache + place), (size,), np.float32)
-                for i in range(size):
-                    k_row[i] = scratch[i]
-                    v_row[i] = value[i]
+                _place_f32(scratch, value, k_cache + place, v_cache + place, slot & 15, size)
         done += 1
         index = atomic_next(row)
     return done

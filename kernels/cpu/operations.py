@@ -256,7 +256,10 @@ class CpuOperations:
             float_bits(how.scale), self._attention_scratch.ctypes.data, per_thread, self._columns, how.window or 0,
             float_bits(how.softcap or 0.0), *self._twin(out),
         ]  # fmt: skip
-        self._record().add(_ATTEND[keys.dtype], self._header, arguments, (qkv, caches, out))
+        function = _ATTEND[keys.dtype]
+        if self._pairs and keys.dtype == torch.bfloat16:
+            from .bfloat16 import attend_pairs as function
+        self._record().add(function, self._header, arguments, (qkv, caches, out))
 
     def silu_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
         self._gated(elementwise.silu_mul, gate_up, out)
@@ -326,13 +329,13 @@ class CpuOperations:
             head.apply(normed, out[:, : head.outputs], add=False)
         return out[:, : head.outputs]
 
-    def draw(self, logits: torch.Tensor, settings: DrawSettings) -> list[int | None]:
-        rows, size = logits.shape
-        width = -(-size // PANEL) * PANEL
     @property
     def draws_on_device(self) -> Callable[[torch.Tensor, DrawSettings], torch.Tensor] | None:
         return None
 
+    def draw(self, logits: torch.Tensor, settings: DrawSettings) -> list[int | None]:
+        rows, size = logits.shape
+        width = -(-size // PANEL) * PANEL
         if logits.stride(0) % PANEL or logits.stride(1) != 1 or logits.stride(0) < width:
             logits = torch.nn.functional.pad(logits, (0, width - size))
         values = np.array(

@@ -36,6 +36,7 @@ class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
 
 
 BF16 = _BFloat()
+BF16V = ir.VectorType(BF16, 2 * LANES)
 
 
 def pointer(builder: Any, address: Any, kind: Any, offset_bytes: Any = None) -> Any:
@@ -111,6 +112,33 @@ def load_floats(builder: Any, address: Any, kind: str, lanes: int = LANES) -> An
         raw = builder.zext(load(builder, address, ir.VectorType(ir.IntType(16), lanes), 2), wide)
         return builder.bitcast(builder.shl(raw, ir.Constant(wide, [16] * lanes)), floats)
     raise ValueError(kind)
+
+
+def dot_pairs(builder: Any, total: Any, pair: Any, weights: Any) -> Any:
+    """total + pair . weights by pairs of bfloat16 (AVX-512 BF16 only): <16 x float>, twice <32 x bfloat>."""
+    kind = ir.FunctionType(F32V, [F32V, BF16V, BF16V])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
+    return builder.call(function, [total, pair, weights])
+
+
+def prefetch_line(builder: Any, address: Any) -> None:
+    """Asks for the line of memory at `address`, which need not be anybody's."""
+    place = I8.as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [place, I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [builder.inttoptr(address, place), I32(0), I32(3), I32(1)])
+
+
+@intrinsic
+def prefetch(typingctx: Any, address: Any, size: Any) -> Any:
+    """Asks for `size` bytes (a multiple of 64) of memory."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        with cgutils.for_range(builder, builder.lshr(args[1], I64(6)), intp=I64) as loop:
+            prefetch_line(builder, builder.add(args[0], builder.mul(loop.index, I64(64))))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
 
 
 @intrinsic
