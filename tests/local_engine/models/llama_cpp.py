@@ -79,6 +79,8 @@ def _add_keys(writer: GGUFWriter, architecture: MODEL_ARCH, values: dict[str, An
         writer.add_value_length(head_dim)
     if architecture != MODEL_ARCH.GEMMA2:
         writer.add_rope_freq_base(rope.get("rope_theta", 10_000.0))
+    if (local := (values.get("rope_parameters") or {}).get("sliding_attention")) is not None:
+        writer.add_rope_freq_base_swa(local["rope_theta"])
     if rope.get("rope_type") == "linear":
         writer.add_rope_scaling_type(RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])

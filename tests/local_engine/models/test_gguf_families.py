@@ -19,18 +19,28 @@ from local_engine.runner import ModelRunner
 from local_engine.weights.gguf_source import GGUFSource
 
 from .llama_cpp import write_gguf
-from .test_families import EXPERTS, FAMILIES, GREEDY, assert_equals_transformers, engine, save_tiny, threads
+from .test_families import (
+    EXPERTS,
+    FAMILIES,
+    GEMMA3_ROPE,
+    GREEDY,
+    assert_equals_transformers,
+    engine,
+    save_tiny,
+    threads,
+)
 from .test_llama import LLAMA3
 
 __all__ = ["threads"]
 
 HEADS = {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
+LOCAL = {**GEMMA3_ROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 30_000.0}}
 UNLIKE: dict[str, tuple[str, dict[str, Any]]] = {
     # What GGUF has no key for: Gemma's scores are scaled by head_dim (but for the 27B) and its head is the embedding; every layer
     # of a mixture has experts.
     "Qwen3 mixture": ("Qwen3Moe", {**EXPERTS, "num_experts": 6, "moe_intermediate_size": 32, "norm_topk_prob": True}),
     "Gemma 2": ("Gemma2", {**FAMILIES["Gemma 2"][1], **HEADS}),
-    "Gemma 3": ("Gemma3", {**FAMILIES["Gemma 3"][1], **HEADS}),
+    "Gemma 3": ("Gemma3", {**FAMILIES["Gemma 3"][1], **HEADS, "rope_parameters": LOCAL}),
     "Llama with biases": ("Llama", {"attention_bias": True}),
     "Llama 3.1": ("Llama", {"rope_parameters": LLAMA3, "head_dim": 32}),
 }
