@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from uuid import UUID
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -73,7 +73,7 @@ class Admission:
         self._listener = listener
         self._catalog = catalog
         self._ttl_us = int(lease_ttl_s * 1_000_000)
-        self._leases: WeakValueDictionary[int, Lease[PricedRoute]] = WeakValueDictionary()
+        self._leases: dict[int, ref[Lease[Any]]] = {}
         self.seeding = Seeding(database, store, BudgetCatalog(self._budget, self._rates, listener), inheriting)
         self._asking = Asking(self.seeding, self._ttl_us)
         self._renewal: asyncio.Task[None] | None = None
@@ -121,7 +121,7 @@ class Admission:
         asked = self._asking.ask(identity, snapshot, request_id, at_us, input_tokens, cap, n, candidates, model)
         hard = asked.standing.hard
         if not asked.scopes and not asked.budgets:
-            return self._lease(asked, Claim(request_id, (), asked.tokens, (), self._ttl_us), cap, n, hard, [])
+            return self._lease(asked, Claim(request_id, (), asked.tokens, (), self._ttl_us), cap, n, hard, b"")
         if hard and not self.seeding.current:
             await self._inherit()
         claim = self._asking.claim(asked, asked.routes, asked.costs)
@@ -139,8 +139,7 @@ class Admission:
             asked.routes = [asked.routes[index] for index in kept]
             asked.costs = [asked.costs[index] for index in kept]
             claim = self._asking.claim(asked, asked.routes, asked.costs)
-        headers = answers.limit_headers(claim.scopes, answer.counters)
-        return self._lease(asked, claim, cap, n, hard, headers)
+        return self._lease(asked, claim, cap, n, hard, answers.limit_lines(claim.scopes, answer.counters))
 
     async def amend(self, lease: Lease[R], route: R) -> bool:
         """Make the reservation cover `route` as well; False, and nothing changed, when it does not fit or cannot be charged."""
@@ -172,10 +171,7 @@ class Admission:
 
         What has no amount (`rated` is None: it could not be rated) posts its reservation, until its row is written.
         """
-        if lease.finished:
-            return
-        lease.finished = True
-        if not lease.claim.scopes and not lease.claim.charges:
+        if not self._finish(lease):
             return
         amounts = {}
         for charge, budget in zip(lease.claim.charges, lease.budgets, strict=True):
@@ -184,11 +180,15 @@ class Admission:
 
     async def release(self, lease: Lease[R]) -> None:
         """Give everything back: the request reached no provider."""
-        if lease.finished:
-            return
-        lease.finished = True
-        if lease.claim.scopes or lease.claim.charges:
+        if self._finish(lease):
             await self.store.release(lease.claim)
+
+    def _finish(self, lease: Lease[R]) -> bool:
+        """Whether there is something to give back, the first time."""
+        if lease.finished:
+            return False
+        lease.finished = True
+        return self._leases.pop(lease.request_id.int, None) is not None
 
     # ---- the store ----
 
@@ -253,14 +253,12 @@ class Admission:
         headers = answers.limit_headers(claim.scopes, answer.counters)
         return answers.over_budget(budget, answer, charge.amount_nano, charge.ends_us, headers)
 
-    def _lease(
-        self, asked: Asked[R], claim: Claim, cap: OutputCap, n: int, hard: bool, headers: list[tuple[bytes, bytes]]
-    ) -> Lease[R]:
+    def _lease(self, asked: Asked[R], claim: Claim, cap: OutputCap, n: int, hard: bool, lines: bytes) -> Lease[R]:
         send = cap.tokens if hard or cap.named else None
         lease = Lease(
             asked.request_id,
             asked.standing.identity,
-            headers,
+            lines,
             send,
             Usage(input=asked.input_tokens, output=cap.tokens * n),
             tuple(asked.routes),
@@ -270,18 +268,29 @@ class Admission:
             asked.budgets,
         )
         if claim.scopes or claim.charges:
-            self._leases[asked.request_id.int] = lease  # type: ignore[assignment]
+            self._leases[asked.request_id.int] = ref(lease)
         return lease
 
     async def _renew_forever(self) -> None:
         while True:
             await asyncio.sleep(self._ttl_us / 3e6)
             try:
-                await self.store.renew([lease.claim for lease in self._leases.values() if not lease.finished])
+                await self.store.renew([lease.claim for lease in self._held()])
             except StoreUnavailable as error:
                 logger.debug("leases are not renewed: %s", error)
             except Exception:
                 logger.exception("the renewal of leases failed")
+
+    def _held(self) -> list[Lease[Any]]:
+        """The leases that somebody still holds on to; the others are forgotten."""
+        held = []
+        for request_id, of in list(self._leases.items()):
+            lease = of()
+            if lease is None:
+                del self._leases[request_id]
+            else:
+                held.append(lease)
+        return held
 
     # ---- the catalog, for seeding ----
 

@@ -14,15 +14,14 @@ from gateway.admission.store import StoreUnavailable
 from gateway.admission.wallet import WALLET
 from gateway.errors import ApiError
 
-Headers = list[tuple[bytes, bytes]]
-
 PARALLEL_RETRY_S: Final = 1.0
 """A slot is free when some request ends, which no clock knows: this is only a pause."""
 
 
-def limit_headers(scopes: Sequence[Scope], counters: Sequence[Counters]) -> Headers:
-    """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, each of the scope that has least left."""
-    headers: Headers = []
+def limit_lines(scopes: Sequence[Scope], counters: Sequence[Counters]) -> bytes:
+    """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, each of the scope that has least left: headers as they stand on
+    the wire, each ended by CRLF."""
+    lines = b""
     requests = tokens = _NO_LIMIT
     for scope, state in zip(scopes, counters, strict=True):
         limit = scope.limits.requests_per_minute
@@ -33,21 +32,23 @@ def limit_headers(scopes: Sequence[Scope], counters: Sequence[Counters]) -> Head
             tokens = limit - state.tokens_used, limit, state.tokens_reset_us
     reset = duration(requests[2])
     if requests is not _NO_LIMIT:
-        _append(headers, _REQUESTS, requests, reset)
+        lines = _REQUESTS % (requests[1], max(requests[0], 0), reset)
     if tokens is not _NO_LIMIT:
-        _append(headers, _TOKENS, tokens, reset if tokens[2] == requests[2] else duration(tokens[2]))
-    return headers
+        lines += _TOKENS % (tokens[1], max(tokens[0], 0), reset if tokens[2] == requests[2] else duration(tokens[2]))
+    return lines
+
+
+def limit_headers(scopes: Sequence[Scope], counters: Sequence[Counters]) -> dict[str, str]:
+    """The same by their names."""
+    lines = limit_lines(scopes, counters).decode("ascii").split("\r\n")
+    return dict(line.split(": ") for line in lines if line)
 
 
 _NO_LIMIT: Final = (1 << 62, 0, 0)
-_REQUESTS: Final = (b"x-ratelimit-limit-requests", b"x-ratelimit-remaining-requests", b"x-ratelimit-reset-requests")
-_TOKENS: Final = (b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens", b"x-ratelimit-reset-tokens")
-
-
-def _append(headers: Headers, names: tuple[bytes, bytes, bytes], state: tuple[int, int, int], reset: bytes) -> None:
-    remaining, limit, _ = state
-    left = b"%d" % (remaining if remaining > 0 else 0)
-    headers += ((names[0], b"%d" % limit), (names[1], left), (names[2], reset))
+_REQUESTS, _TOKENS = (
+    b"x-ratelimit-limit-%b: %%d\r\nx-ratelimit-remaining-%b: %%d\r\nx-ratelimit-reset-%b: %%b\r\n" % (what, what, what)
+    for what in (b"requests", b"tokens")
+)
 
 
 def duration(us: int) -> bytes:
@@ -65,7 +66,7 @@ def duration(us: int) -> bytes:
 def refused(claim: Claim, answer: Refused) -> ApiError:
     """The error for a limit that has no room."""
     scope = claim.scopes[answer.scope]
-    headers = {name.decode(): value.decode() for name, value in limit_headers(claim.scopes, answer.counters)}
+    headers = limit_headers(claim.scopes, answer.counters)
     whose = "This key" if answer.scope == 0 else "This key, for this model,"
     limits, state = scope.limits, answer.counters[answer.scope]
     if answer.by == "parallel":
@@ -107,7 +108,9 @@ def _empty_wallet(budget: BudgetRow, answer: Refused, could_cost: Money) -> str:
     )
 
 
-def over_budget(budget: BudgetRow, answer: Refused, cost_nano: int, ends_us: int | None, headers: Headers) -> ApiError:
+def over_budget(
+    budget: BudgetRow, answer: Refused, cost_nano: int, ends_us: int | None, headers: dict[str, str]
+) -> ApiError:
     """A hard budget has no room. What everybody spent together is nobody's business but the operator's."""
     resets = "It never resets." if ends_us is None else f"It resets at {format_time(ends_us)}."
     could_cost = Money(budget.currency, cost_nano)
@@ -122,7 +125,7 @@ def over_budget(budget: BudgetRow, answer: Refused, cost_nano: int, ends_us: int
             f"This {budget.scope}'s budget of {limit} {period} has {left} left, running requests deducted, and this "
             f"request could cost {could_cost}. Ask for fewer output tokens. {resets}"
         )
-    return errors.budget_exceeded(message, headers={name.decode(): value.decode() for name, value in headers})
+    return errors.budget_exceeded(message, headers=headers)
 
 
 def unpriced(model: str) -> ApiError:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 from uuid import UUID
+
+from msgspec import Struct
 
 from billing.budgets import BudgetRow
 from billing.errors import NoPrice, NoRate, NoTerms, Unbounded
@@ -42,8 +43,7 @@ class Standing(NamedTuple):
     hard: bool
 
 
-@dataclass(slots=True)
-class Asked(Generic[R]):
+class Asked(Struct, Generic[R]):
     """One request, as it is priced and claimed."""
 
     standing: Standing
@@ -59,7 +59,7 @@ class Asked(Generic[R]):
     routes: list[R]
     costs: list[int]
     """What each route can settle at, at most, in nano of the payer's currency."""
-    idle: list[BudgetWindow] = field(default_factory=list)
+    idle: list[BudgetWindow] = []
     """Hard budgets and wallets that nobody has drawn on for a while: what the store knows of them may be old."""
 
 

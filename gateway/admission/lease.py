@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 from uuid import UUID
+
+from msgspec import Struct
 
 from billing.budgets import BudgetRow
 from billing.errors import NoRate
@@ -25,18 +26,17 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=PricedRoute)
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
-class Lease(Generic[R]):
+class Lease(Struct, Generic[R], weakref=True, eq=False):
     """What one admitted request holds. A lease that nobody holds on to is no longer renewed and expires.
 
     `output_cap` is the cap per choice to send upstream, the one that was reserved; None: the caller named none, and need not.
     `routes` are the candidates that the reservation covers, in their order: another one needs `Admission.amend` first.
-    `reserved` is what the journal writes.
+    `reserved` is what the journal writes; `lines` tell the caller of its limits, as headers on the wire.
     """
 
     request_id: UUID
     identity: Identity
-    headers: list[tuple[bytes, bytes]]
+    lines: bytes
     output_cap: int | None
     reserved: Usage
     routes: tuple[R, ...]
@@ -44,7 +44,7 @@ class Lease(Generic[R]):
     snapshot: Snapshot
     at_us: int
     budgets: tuple[BudgetRow, ...] = ()
-    finished: bool = field(default=False)
+    finished: bool = False
 
 
 def actual_nano(lease: Lease[R], budget: BudgetRow, reserved_nano: int, rated: Rated | None) -> int:

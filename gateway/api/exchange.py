@@ -151,6 +151,7 @@ class Exchange(Serving):
             window = plan.routes[0].of.context_window
             if (
                 window is None
+                or call.input_tokens <= window  # as a prompt's estimate errs upward, and its floor downward
                 or plan.routes[0].provider.settings.kind == "engine"
                 or tokens.floor(call.fields) <= window
             ):
@@ -199,9 +200,8 @@ class Exchange(Serving):
         headers.append((b"x-request-id", self._id.encode()))
         if account.opened:
             headers.append((b"x-metergate-attempts", str(len(account.opened)).encode()))
-        if account.lease is not None:
-            headers += account.lease.headers
-        await self._caller.answer(error.status, lines_of(headers), self._surface.error_body(error))
+        limits = b"" if account.lease is None else account.lease.lines
+        await self._caller.answer(error.status, lines_of(headers) + limits, self._surface.error_body(error))
 
     def _count(self) -> None:
         """Metrics of a request that reached a provider; refusals are counted where they are sent."""

@@ -167,13 +167,13 @@ class Serving:
         account.outcome(sequence, COMPLETED, began_ns=account.begun_ns, usage=NOTHING)
         account.close(COMPLETED, answered=sequence)
         await account.settle()
-        headers = [(b"x-request-id", self._id.encode()), (b"x-metergate-cache", b"hit"), *account.lease.headers]
+        lines = b"x-request-id: %b\r\nx-metergate-cache: hit\r\n%b" % (self._id.encode(), account.lease.lines)
         if call.streamed:
-            self._caller.start_stream(lines_of(headers))
+            self._caller.start_stream(lines)
             await self._caller.end_stream(kept.content + kept.last(account.identity.settlement_currency))
             return
-        headers.append((b"x-metergate-cost", f"0 {account.identity.settlement_currency}".encode()))
-        await self._caller.answer(200, lines_of(headers) + _kind_line(kept.content_type), kept.content)
+        lines += b"x-metergate-cost: 0 %b\r\n" % account.identity.settlement_currency.encode()
+        await self._caller.answer(200, lines + _kind_line(kept.content_type), kept.content)
 
     def _judge(self, attempt: Attempt, failure: Failure | None) -> Failure | None:
         """What the attempt says about its route. A stream that failed in-band has said so itself."""
@@ -250,7 +250,7 @@ class Serving:
         return b"x-request-id: %b\r\n%b%b" % (
             self._id.encode(),
             _served_lines(route.provider_name, len(account.opened), served),
-            lines_of(account.lease.headers),
+            account.lease.lines,
         )
 
 

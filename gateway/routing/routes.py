@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from gateway.errors import model_not_found, unavailable
 from gateway.routing.breaker import ROUTES_OWN, Breaker, State
@@ -69,8 +69,7 @@ class Model:
     retries: RetryBudget = field(default_factory=RetryBudget)
 
 
-@dataclass(frozen=True, slots=True)
-class Asker:
+class Asker(Struct, frozen=True):
     """Who asks for what: what a plan depends on, beside the routes. `models`: those that the key may use; None: all."""
 
     key: str = ROUTES_OWN
@@ -82,8 +81,7 @@ class Asker:
 NOBODY: Final = Asker()
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """What may serve one request, best first: only routes that are worth a call now. `fallbacks` are the models behind them."""
 
     model: ModelSettings

@@ -140,11 +140,15 @@ class HttpProtocol(asyncio.Protocol):
 
     def on_url(self, url: bytes) -> None:
         self._url += url
-        self._count(len(url))
+        self._head_bytes += len(url)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._head_too_large()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
-        self._count(len(name) + len(value))
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._head_too_large()
         if name == b"expect" and value.lower() == b"100-continue":
             self._expects_continue = True
         self._headers.append((name, value))
@@ -302,9 +306,8 @@ class HttpProtocol(asyncio.Protocol):
         if not self._in_head:  # else the next request is arriving already, under its own deadline
             self._due_s = self.loop.time() + self._keep_alive_s
 
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > MAX_HEAD_BYTES and not self._dead:
+    def _head_too_large(self) -> None:
+        if not self._dead:
             self._end_with(_HEAD_TOO_LARGE)
 
     def _late(self) -> None:

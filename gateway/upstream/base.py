@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from billing.usage import Usage
 from gateway import spoken
@@ -29,8 +29,7 @@ class Form:
     after: bytes
 
 
-@dataclass(slots=True)
-class Call:
+class Call(Struct):
     """One caller's request, parsed once. `fields` are the raw JSON values by name; unknown ones pass through untouched."""
 
     surface: str
@@ -55,8 +54,7 @@ class Call:
         self.fields["model"] = Raw(msgspec.json.encode(name))
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(Struct, frozen=True):
     """What goes over the wire for one attempt."""
 
     url: str
@@ -65,8 +63,7 @@ class Outgoing:
     own: Transport | None = None  # what answers in the provider's place: nothing is sent
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """A whole answer read by an adapter. `usage` is None when the provider reported none; `body` is what the caller gets.
 
     `output_bytes` is the size of its text (`delivered`), which is looked for only where usage leaves a doubt.

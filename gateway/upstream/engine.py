@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from billing.usage import Usage
 from gateway.dialects.reading import encode
