@@ -7,7 +7,7 @@ record them once and replay the recording (cpu/operations.py). The model's code 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ import torch
 
 from .batch import StepLayout
 from .fp8 import CacheScales
+from .low_rank import AdapterPairs, adapt_rows
 from .paged_attention import paged_attention_reference
 from .quantised_weight import Weight
 from .rms_norm import rms_norm_reference
@@ -42,14 +43,6 @@ class Attention:
     window: int | None = None
     softcap: float | None = None
     scales: CacheScales | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LowRank:
-    """What an adapter adds to a matrix's result: (x aᵀ) bᵀ, with a [rank, inputs] and b [outputs, rank]."""
-
-    a: torch.Tensor
-    b: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +94,7 @@ class Operations(Protocol):
     def linear(self, x: torch.Tensor, weight: Matrix, out: torch.Tensor, add: bool = False) -> None:
         """out = x Wᵀ, or out += x Wᵀ."""
 
-    def adapt(self, x: torch.Tensor, adapters: Mapping[int, LowRank], out: torch.Tensor) -> None:
+    def adapt(self, x: torch.Tensor, adapters: AdapterPairs, out: torch.Tensor) -> None:
         """out += what each row's own adapter makes of x, where it has one for this matrix."""
 
     def rotary_write(
@@ -203,7 +196,7 @@ class TorchOperations:
         result = torch.nn.functional.linear(x[:rows], weight.values)
         out[:rows] = result + out[:rows] if add else result
 
-    def adapt(self, x: torch.Tensor, adapters: Mapping[int, LowRank], out: torch.Tensor) -> None:
+    def adapt(self, x: torch.Tensor, adapters: AdapterPairs, out: torch.Tensor) -> None:
         adapt_rows(x, adapters, self._adapted, out)
 
     def rotary_write(
@@ -264,16 +257,6 @@ class TorchOperations:
     @property
     def draws_on_device(self) -> Callable[[torch.Tensor, DrawSettings], torch.Tensor] | None:
         return None
-
-
-def adapt_rows(
-    x: torch.Tensor, adapters: Mapping[int, LowRank], rows_of: Mapping[int, torch.Tensor], out: torch.Tensor
-) -> None:
-    """One pair of products for each adapter in the batch, over all of its rows. The reference, and on every device the path."""
-    for number, rows in rows_of.items():
-        pair = adapters.get(number)
-        if pair is not None:
-            out.index_add_(0, rows, x[rows] @ pair.a.T @ pair.b.T)
 
 
 def choose_experts(

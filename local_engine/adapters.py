@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from kernels.operations import LowRank
+from kernels.low_rank import LowRank
 
 from .errors import ModelError
 from .models.layer import Linear
@@ -59,7 +59,7 @@ def load_adapter(
         raise ModelError(f"adapter {name} adapts {unused[0]}, which this model has not, or not as a matrix of its own")
     for linear, pair in pairs:
         if pair is not None:
-            linear.adapters[slot] = LowRank(pair[0].to(device, dtype), pair[1].to(device, dtype))
+            linear.adapters.add(slot, LowRank(pair[0].to(device, dtype), pair[1].to(device, dtype)))
     digest = hashlib.sha256((folder / CONFIG).read_bytes())
     digest.update((folder / WEIGHTS).read_bytes())
     return Adapter(name, slot, digest.digest())

@@ -207,7 +207,7 @@ class ModelRunner:
     def unload_adapter(self, name: str) -> None:
         adapter = self.adapters.pop(name)
         for linear in self._model.linears:
-            linear.adapters.pop(adapter.slot, None)
+            linear.adapters.remove(adapter.slot)
 
     @torch.inference_mode()
     def logits(self, batch: Sequence[ScheduledSequence]) -> torch.Tensor:

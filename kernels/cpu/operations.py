@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from ..batch import BLOCK, StepLayout
 from ..linear import FLOATS, GROUP, PANEL, Panels, pack
-from ..operations import Attention, Experts, LowRank, Matrix, adapt_rows, choose_experts
+from ..low_rank import AdapterPairs, adapt_rows
+from ..operations import Attention, Experts, Matrix, choose_experts
 from ..quantised_weight import Weight, as_stored
 from ..sampling import DrawSettings
 from . import attention, elementwise, linear, sampling
@@ -221,7 +222,7 @@ class CpuOperations:
         self._narrowed.add(out.data_ptr())
         return narrow.data_ptr(), _stride(narrow)
 
-    def adapt(self, x: torch.Tensor, adapters: Mapping[int, LowRank], out: torch.Tensor) -> None:
+    def adapt(self, x: torch.Tensor, adapters: AdapterPairs, out: torch.Tensor) -> None:
         assert self._recording is not None, "outside run()"
         self._recording.append(lambda: adapt_rows(x, adapters, self._adapted, out))
 

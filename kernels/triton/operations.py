@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..batch import StepLayout
+from ..low_rank import AdapterPairs
 from ..operations import Attention, Experts, Matrix, TorchMatrix, TorchOperations, choose_experts
 from ..quantised_weight import Weight, join
 from ..sampling import DrawSettings
@@ -19,6 +20,7 @@ from .add_rms_norm import add_rms_norm
 from .attention import AttentionPlan, paged_attention, plan_attention
 from .configs import BF16_DOT, device_kind, interpreted
 from .gated_mul import gated_mul
+from .low_rank import AdapterPlan, adapt, plan_adapters
 from .quantised_linear import QuantisedMatrix
 from .rotary import rotary
 from .sampling import draw, draw_on_device
@@ -39,6 +41,7 @@ class TritonOperations(TorchOperations):
             self.cache_types = (torch.float32, torch.bfloat16, torch.float16)
         self._plans: dict[int | None, AttentionPlan] = {}
         """Of the step at hand, by window."""
+        self._adapter_plan: AdapterPlan | None = None
 
     def pack(self, parts: Sequence[Weight]) -> Matrix:
         whole = join(parts)
@@ -50,7 +53,10 @@ class TritonOperations(TorchOperations):
 
     def run(self, forward: Callable[[], None], layout: StepLayout) -> None:
         self._plans.clear()
-        super().run(forward, layout)
+        self._layout = layout
+        self._adapter_plan = plan_adapters(layout) if layout.adapters else None
+        forward()
+        self._layout = None
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, add: bool = False) -> None:
         if add:
@@ -69,6 +75,11 @@ class TritonOperations(TorchOperations):
             out[:rows].addmm_(x[:rows], transposed)
         else:
             torch.mm(x[:rows], transposed, out=out[:rows])
+
+    def adapt(self, x: torch.Tensor, adapters: AdapterPairs, out: torch.Tensor) -> None:
+        pairs, plan = adapters.stacked(), self._adapter_plan
+        if pairs is not None and plan is not None:
+            adapt(x, pairs, plan, out)
 
     def rotary_write(
         self,

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.operations import Experts, LowRank, Matrix, Operations
+from kernels.low_rank import AdapterPairs
+from kernels.operations import Experts, Matrix, Operations
 from kernels.quantised_weight import Weight
 
 from ..errors import ModelError
@@ -32,7 +33,7 @@ class Linear:
     inputs: int
     order: NDArray[np.int64] | None
     columns: range | None = None
-    adapters: dict[int, LowRank] = field(default_factory=dict)
+    adapters: AdapterPairs = field(default_factory=AdapterPairs)
     """By slot (adapters.py); read at every step."""
 
 

@@ -21,6 +21,7 @@ from triton.runtime import driver, jit
 
 from kernels.batch import StepLayout
 from kernels.fp8 import CacheScales, block_scales, group_scales, row_scales, to_fp8
+from kernels.low_rank import Stacked
 from kernels.sampling import DrawSettings
 from kernels.triton import configs
 
@@ -63,6 +64,7 @@ def launches(generation: str) -> list[tuple[str, Callable[[], object]]]:
     from kernels.triton.gated_mul import gated_mul
     from kernels.triton.int4_linear import launch_int4
     from kernels.triton.int8_linear import int8_linear
+    from kernels.triton.low_rank import launch_adapt, plan_adapters
     from kernels.triton.rotary import rotary
     from kernels.triton.sampling import draw_on_device
     from kernels.triton.write_cache import write_cache
@@ -91,6 +93,11 @@ def launches(generation: str) -> list[tuple[str, Callable[[], object]]]:
         ("sampling", lambda: draw_on_device(torch.zeros(1, 128_256), drawing)),
         ("int8 product", lambda: int8_linear(x, torch.zeros(64, 256, dtype=torch.int8), torch.ones(64), x[:, :64])),
     ]
+    pairs = Stacked(
+        torch.zeros(2, 16, 256, dtype=torch.bfloat16), torch.zeros(2, 128, 16, dtype=torch.bfloat16), ints[:2].int()
+    )
+    of_rows = plan_adapters(replace(prefill, adapters=(1,)))
+    found.append(("low rank", lambda: launch_adapt(x[:8], pairs, of_rows, x[:8, :128], 2)))
     words, scales = torch.zeros(256, 8, dtype=torch.int32), torch.ones(2, 64, dtype=torch.bfloat16)
     found.append(("int4 product", lambda: launch_int4(x, words, words[:2], scales, x[:, :64], 1)))
     if generation != "ampere":
