@@ -19,6 +19,7 @@ import msgspec
 import yaml
 
 from gateway.secret import Secret
+from gateway.yaml_bounds import MOST_VALUES, WRONG_VALUE, values
 
 Path_ = tuple[str | int, ...]
 
@@ -80,12 +81,16 @@ def read_source(path: Path, environ: Mapping[str, str], settings_type: type) -> 
         raise SettingsError(f"{path}: cannot read the configuration: {reason}") from error
     try:
         root = yaml.compose(text, yaml.SafeLoader)
+        if root is not None and values(root) > MOST_VALUES:
+            raise SettingsError(f"{path}: its aliases stand for more than {MOST_VALUES:,} values; write them out")
+        tree = None if root is None else _plain(source, root, (), yaml.SafeLoader(""))
+    except RecursionError:
+        raise SettingsError(f"{path}: it is nested too deeply for a configuration") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f":{mark.line + 1}" if mark else ""
         raise SettingsError(f"{path}{at}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
     if root is not None:
-        tree = _plain(source, root, (), yaml.SafeLoader(""))
         if tree is not None and not isinstance(tree, dict):
             raise SettingsError(f"{path}:1: the configuration must be a mapping of settings, such as `providers: …`")
         source.tree = tree or {}
@@ -102,7 +107,7 @@ def _plain(source: Source, node: yaml.Node, path: Path_, loader: yaml.SafeLoader
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key = str(loader.construct_object(key_node))
+            key = str(_scalar(source, key_node, path, loader))
             place = f"{source.name}:{key_node.start_mark.line + 1}"
             if key_node.tag == "tag:yaml.org,2002:merge":
                 raise SettingsError(f"{place}: merge keys (<<) are not supported; write the settings out")
@@ -113,9 +118,13 @@ def _plain(source: Source, node: yaml.Node, path: Path_, loader: yaml.SafeLoader
         return mapping
     if isinstance(node, yaml.SequenceNode):
         return [_plain(source, child, (*path, index), loader) for index, child in enumerate(node.value)]
+    return _scalar(source, node, path, loader)
+
+
+def _scalar(source: Source, node: yaml.Node, path: Path_, loader: yaml.SafeLoader) -> Any:
     try:
         return loader.construct_object(node)
-    except (yaml.YAMLError, ValueError) as error:
+    except WRONG_VALUE as error:
         raise source.error(path, f"not a plain value: {getattr(error, 'problem', None) or error}") from error
 
 
@@ -187,8 +196,13 @@ def _put(holder: Any, key: str | int, value: Any) -> None:
 
 def _yaml_value(text: str, name: str) -> Any:
     try:
+        root = yaml.compose(text, yaml.SafeLoader)
+        if root is not None and values(root) > MOST_VALUES:
+            raise SettingsError(f"{name}: its aliases stand for more than {MOST_VALUES:,} values; write them out")
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except RecursionError:
+        raise SettingsError(f"{name}: it is nested too deeply for a configuration") from None
+    except WRONG_VALUE as error:
         raise SettingsError(f"{name}: not a valid value: {getattr(error, 'problem', None) or 'not YAML'}") from error
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from pathlib import Path
 
 import msgspec
@@ -278,3 +279,35 @@ def test_an_hour_of_an_engine_that_cannot_cost_that_is_refused(tmp_path: Path, p
     config.write_text(f"providers: {{a: {provider}}}\n")
     with pytest.raises(SettingsError, match=why):
         load_settings(config, {})
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (BOMB, "its aliases stand for more than 200,000 values; write them out"),
+        ("a: &a [*a]\n", "its aliases stand for more than 200,000 values; write them out"),
+        ("providers: " + "[" * 20_000, "it is nested too deeply for a configuration"),
+        ("providers: " + "{a: " * 3_000 + "1" + "}" * 3_000, "it is nested too deeply for a configuration"),
+    ],
+    ids=["aliases of aliases", "a list inside itself", "open brackets", "deep mappings"],
+)
+def test_a_file_that_stands_for_more_than_it_says_is_refused_at_once(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(f"gateway.yaml: {said}")):
+        load(tmp_path, text)
+
+
+@pytest.mark.parametrize("value", ["2026-13-45", "!!int x", "!!timestamp x", "!!python/name:os.system x"])
+def test_a_value_that_does_not_fit_its_own_tag_is_named(tmp_path: Path, value: str) -> None:
+    for text in (f"log_level: {value}\n", f"{{ {value}: 1 }}\n"):
+        with pytest.raises(SettingsError, match=r"gateway\.yaml:1: .*: not a plain value"):
+            load(tmp_path, text)
+
+
+def test_an_alias_within_reason_is_what_it_stands_for(tmp_path: Path) -> None:
+    text = MINIMAL + "trusted_proxies: &own [10.0.0.0/8]\nwebhook: {networks: *own}\n"
+    assert load(tmp_path, text).webhook.networks == ["10.0.0.0/8"]
