@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import click
 
-from gateway.cli.admin_client import AdminClient
+from gateway.cli.admin_client import AdminClient, Json
 from gateway.cli.errors import CliError
 from gateway.litellm_config import Imported, read
 from gateway.litellm_file import LiteLLMError
@@ -57,7 +58,16 @@ def _apply(imported: Imported, url: str) -> None:
         for team in imported.teams:
             if team["name"] not in known:
                 client.post("/teams", team)
-        for price in imported.prices:
-            client.post("/prices", {**price, "effective_from": now})
+        if imported.prices:
+            prices = [{**price, "effective_from": now} for price in imported.prices]
+            client.post("/price-books/import", {"prices": prices, "note": "taken over from LiteLLM"})
+        standing = [_same(row) for row in client.pages("/budgets")]
         for budget in imported.budgets:
-            client.post("/budgets", budget)
+            if _same(budget) not in standing:
+                client.post("/budgets", budget)
+
+
+def _same(budget: Json) -> tuple[object, ...]:
+    """What makes two budgets one: a file that is applied again doubles none."""
+    named = (budget.get(name) for name in ("scope", "scope_id", "currency", "period", "timezone", "hard"))
+    return (Decimal(budget["amount"]), *named)
