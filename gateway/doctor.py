@@ -65,9 +65,13 @@ def fail(name: str, detail: str, remedy: str) -> Check:
     return Check(name, Health.FAIL, detail, remedy)
 
 
-async def examine(settings: Settings) -> list[Check]:
-    """All checks, in the order a person would want to read them. Never raises: a check that breaks is a finding."""
+async def examine(settings: Settings, url: str | None = None) -> list[Check]:
+    """All checks, in the order a person would want to read them. Never raises: a check that breaks is a finding.
+
+    `url` is where a gateway must answer; without one it may, where the configuration says it listens.
+    """
     checks = [_python(), _configuration(settings), _home(settings.home), journal(settings.home / "journal")]
+    checks.append(await _guarded("gateway", lambda: _gateway(settings, url)))
     checks.append(await _guarded("database", lambda: _database(settings)))
     if checks[-1].health is Health.OK:
         checks.append(await _guarded("books", lambda: _books(settings)))
@@ -148,6 +152,27 @@ def journal(folder: Path) -> Check:
             "`metergate journal give-up --undo` once it can be read",
         )
     return ok("journal", f"{len(found)} under {folder}, {len(names['orphan'])} of them wait for a gateway's start")
+
+
+async def _gateway(settings: Settings, url: str | None) -> Check:
+    """Whether one runs, and is ready."""
+    host, _, port = (settings.admin_listen or settings.listen).rpartition(":")
+    host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
+    base = (url or f"http://{host}:{port}").rstrip("/")
+    try:
+        async with httpx.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False, trust_env=False) as client:
+            answer = await client.get(f"{base}/health/ready")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        if url is None:
+            return ok("gateway", f"none runs at {base}; start one with `metergate serve`")
+        return fail(
+            "gateway", f"{base}: {str(error) or type(error).__name__}", "start it, or set METERGATE_URL to where it is"
+        )
+    if answer.is_success:
+        return ok("gateway", f"{base} is ready")
+    if answer.status_code == 503 and "reasons" in answer.text:
+        return warn("gateway", f"{base} is not ready", "; ".join(answer.json()["reasons"]))
+    return fail("gateway", f"{base} answered {answer.status_code}", "something else answers there: set METERGATE_URL")
 
 
 async def _database(settings: Settings) -> Check:

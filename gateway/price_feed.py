@@ -81,7 +81,7 @@ async def asked(models: Models) -> list[ListedPrice]:
 def feed_prices(models: Iterable[tuple[str, str]], now: datetime | None = None) -> list[ListedPrice]:
     """What the package lists for the models that we price too. Raises `ImportError` where it is not installed."""
     data = importlib.import_module("genai_prices.data")
-    moment = now or datetime.now(UTC)
+    moment = (now or datetime.now(UTC)).replace(hour=12, minute=0)  # some providers are cheaper at their night
     providers = {provider.id: provider for provider in data.providers}
     found: list[ListedPrice] = []
     for provider_id, model_id in sorted(set(models)):

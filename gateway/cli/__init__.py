@@ -16,7 +16,7 @@ COMMANDS: Final = {
     "journal": ("gateway.cli.journal", "Look into the journal, or ship it again."),
     "reconcile": ("gateway.cli.reconcile", "The books against themselves, and against a provider's account."),
     "team": ("gateway.cli.catalog", "Teams."),
-    "key": ("gateway.cli.catalog", "Team keys."),
+    "key": ("gateway.cli.keys", "Team keys."),
     "price": ("gateway.cli.prices", "The price book."),
     "rate": ("gateway.cli.money", "Exchange rates."),
     "terms": ("gateway.cli.money", "Settlement terms."),
@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "statement": ("gateway.cli.statements", "Monthly statements: draft, issue, print, credit."),
     "token": ("gateway.cli.operators", "Role tokens: who may use the admin API and the dashboard."),
     "audit": ("gateway.cli.operators", "The audit log: list it, verify its chain."),
+    "routes": ("gateway.cli.operators", "The routes of every model, with their live health."),
     "import": ("gateway.cli.importing:importing", "Move from another gateway."),
     "usage": ("gateway.cli.usage", "What was used and what it cost."),
 }
@@ -60,11 +61,9 @@ def main() -> None:
     from gateway.cli.errors import expected_errors
 
     try:
-        cli.main(prog_name="metergate", standalone_mode=False)
+        ending = cli.main(prog_name="metergate", standalone_mode=False)  # of a verb that ends by `Exit` its status
     except click.exceptions.Abort:
         sys.exit(130)
-    except click.exceptions.Exit as ending:
-        sys.exit(ending.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -75,3 +74,4 @@ def main() -> None:
             raise
         click.echo(f"metergate: {' '.join(str(error).split())}", err=True)
         sys.exit(1)
+    sys.exit(ending)

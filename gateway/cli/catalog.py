@@ -1,4 +1,4 @@
-"""`metergate team|key|budget`: who may call, and how much."""
+"""`metergate team|budget`: who pays, and how much may be spent."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import click
 
 from gateway.cli.admin_client import AdminClient
 from gateway.cli.output import admin_options, print_object, print_rows
-from gateway.cli.parse import given, tags
+from gateway.cli.parse import given
 
 TEAM_COLUMNS = ("id", "name", "settlement_currency", "billing", "credit_limit", "lost_charge", "timezone", "created_at")
-KEY_COLUMNS = ("id", "name", "team_id", "public_id", "models", "limits", "expires_at", "revoked_at", "created_at")
 BUDGET_COLUMNS = (
     "id", "scope", "scope_id", "amount", "spent", "reserved", "remaining", "currency", "period", "timezone", "resets_at", "hard",
 )  # fmt: skip
@@ -72,83 +71,30 @@ def team_show(team_id: str, url: str, as_json: bool) -> None:
         print_object(client.get(f"/teams/{team_id}"), as_json)
 
 
-@click.group()
-def key() -> None:
-    """Team keys."""
-
-
-@key.command("create")
+@team.command("edit")
 @click.argument("team_id")
-@click.argument("name")
-@click.option("--model", "models", multiple=True, help="A model the key may call; again for more. Default: any.")
-@click.option("--requests-per-minute", type=int)
-@click.option("--tokens-per-minute", type=int)
-@click.option("--max-parallel", type=int)
-@click.option("--allow-ip", "allowed_ips", multiple=True, help="A network the key may be used from; again for more.")
-@click.option("--expires-at", help="RFC 3339 time after which the key stops.")
-@click.option("--tag", "tag_pairs", multiple=True, help="NAME=VALUE, put on every usage row; again for more.")
+@click.option("--name")
+@click.option("--billing", type=click.Choice(["postpaid", "prepaid"]))
+@click.option("--credit-limit", help="How far below zero a prepaid balance may go; `none` for no such limit.")
+@click.option("--lost-charge", type=click.Choice(["none", "input", "reservation"]))
+@click.option("--timezone", help="IANA name: where the months of its statements begin.")
 @admin_options
-def key_create(
+def team_edit(
     team_id: str,
-    name: str,
-    models: tuple[str, ...],
-    requests_per_minute: int | None,
-    tokens_per_minute: int | None,
-    max_parallel: int | None,
-    allowed_ips: tuple[str, ...],
-    expires_at: str | None,
-    tag_pairs: tuple[str, ...],
+    name: str | None,
+    billing: str | None,
+    credit_limit: str | None,
+    lost_charge: str | None,
+    timezone: str | None,
     url: str,
     as_json: bool,
 ) -> None:
-    """Make a key. It is shown now and never again."""
-    limits = given(
-        requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute, max_parallel=max_parallel
-    )
-    body = given(
-        team_id=team_id,
-        name=name,
-        models=list(models) or None,
-        limits=limits or None,
-        allowed_ips=list(allowed_ips) or None,
-        expires_at=expires_at,
-        tags=tags(tag_pairs),
-    )
+    """Change what is named and nothing else. A team's currency never changes."""
+    body = given(name=name, billing=billing, lost_charge=lost_charge, timezone=timezone)
+    if credit_limit is not None:
+        body["credit_limit"] = None if credit_limit == "none" else credit_limit
     with AdminClient(url) as client:
-        answer = client.post("/keys", body)
-    print_object(answer if as_json else {name: answer[name] for name in answer if name != "warnings"}, as_json)
-    for warning in answer["warnings"]:
-        click.echo(f"warning: {warning}", err=True)
-
-
-@key.command("list")
-@click.option("--team", "team_id", help="Only this team's.")
-@admin_options
-def key_list(team_id: str | None, url: str, as_json: bool) -> None:
-    """All keys, without their secrets."""
-    with AdminClient(url) as client:
-        print_rows(client.pages("/keys", {"team_id": team_id}), KEY_COLUMNS, as_json)
-
-
-@key.command("revoke")
-@click.argument("key_id")
-@admin_options
-def key_revoke(key_id: str, url: str, as_json: bool) -> None:
-    """Stop a key for good, within a second everywhere."""
-    with AdminClient(url) as client:
-        print_object(client.post(f"/keys/{key_id}/revoke", {}), as_json)
-
-
-@key.command("rotate")
-@click.argument("key_id")
-@click.option(
-    "--grace-seconds", type=click.IntRange(min=0), help="How long the former secret still works (default: a day)."
-)
-@admin_options
-def key_rotate(key_id: str, grace_seconds: int | None, url: str, as_json: bool) -> None:
-    """Give a key a new secret, shown now and never again. Its id, limits and history stay."""
-    with AdminClient(url) as client:
-        print_object(client.post(f"/keys/{key_id}/rotate", given(grace_period_s=grace_seconds)), as_json)
+        print_object(client.patch(f"/teams/{team_id}", body), as_json)
 
 
 @click.group()
@@ -205,6 +151,15 @@ def budget_list(team_id: str | None, ended: bool, url: str, as_json: bool) -> No
     asked = given(team_id=team_id, ended="true" if ended else None)
     with AdminClient(url) as client:
         print_rows(client.pages("/budgets", asked), BUDGET_COLUMNS, as_json)
+
+
+@budget.command("show")
+@click.argument("budget_id", type=int)
+@admin_options
+def budget_show(budget_id: int, url: str, as_json: bool) -> None:
+    """One budget, with what is left of it now."""
+    with AdminClient(url) as client:
+        print_object(client.get(f"/budgets/{budget_id}"), as_json)
 
 
 @budget.command("end")

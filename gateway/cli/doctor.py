@@ -22,10 +22,15 @@ STYLE = {Health.OK: "green", Health.WARN: "yellow", Health.FAIL: "bold red"}
 
 @click.command()
 @config_option
+@click.option(
+    "--url",
+    envvar="METERGATE_URL",
+    help="Where a gateway has to answer (METERGATE_URL; default: it may, where it listens).",
+)
 @json_option
-def doctor(config: Path | None, as_json: bool) -> None:
-    """Diagnose configuration, database, Redis, providers, model files and GPU. Exit 1 if anything fails."""
-    checks = asyncio.run(examine(load_settings(config)))
+def doctor(config: Path | None, url: str | None, as_json: bool) -> None:
+    """Diagnose configuration, the running gateway, database, Redis, providers, model files and GPU. Exit 1 if anything fails."""
+    checks = asyncio.run(examine(load_settings(config), url))
     if as_json:
         click.echo(json.dumps([asdict(check) for check in checks], ensure_ascii=False, indent=2))
     else:

@@ -1,4 +1,4 @@
-"""`metergate token|audit`: who may use the admin API, and what they did."""
+"""`metergate token|audit|routes`: who may use the admin API, and what they did."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ from gateway.cli.output import admin_options, print_object, print_rows
 from gateway.cli.parse import given
 
 TOKEN_COLUMNS = ("id", "name", "role", "team_id", "created_at", "expires_at", "revoked_at")
+ROUTE_COLUMNS = (
+    "model",
+    "provider",
+    "provider_model",
+    "health",
+    "in_flight",
+    "retry_in_ms",
+    "first_content_ms",
+    "priced",
+    "strategy",
+    "weight",
+    "price_list",
+)
 AUDIT_COLUMNS = ("sequence", "at", "actor", "role", "address", "action", "target")
 ROLES = ("owner", "billing", "operator", "viewer", "team_admin")
 
@@ -40,6 +53,23 @@ def token_list(url: str, as_json: bool) -> None:
         print_rows(client.pages("/tokens"), TOKEN_COLUMNS, as_json)
 
 
+@token.command("show")
+@click.argument("token_id")
+@admin_options
+def token_show(token_id: str, url: str, as_json: bool) -> None:
+    """One token, without its secret."""
+    with AdminClient(url) as client:
+        print_object(client.get(f"/tokens/{token_id}"), as_json)
+
+
+@token.command("whoami")
+@admin_options
+def token_whoami(url: str, as_json: bool) -> None:
+    """Whose credential the shell sends, and its role."""
+    with AdminClient(url) as client:
+        print_object(client.get("/me"), as_json)
+
+
 @token.command("revoke")
 @click.argument("token_id")
 @admin_options
@@ -47,6 +77,14 @@ def token_revoke(token_id: str, url: str, as_json: bool) -> None:
     """End a token for good, and the dashboard sessions opened with it."""
     with AdminClient(url) as client:
         print_object(client.post(f"/tokens/{token_id}/revoke", {}), as_json)
+
+
+@click.command()
+@admin_options
+def routes(url: str, as_json: bool) -> None:
+    """Every route with its live health: up, saturated, tripped (its circuit is open), probing or starting."""
+    with AdminClient(url) as client:
+        print_rows(client.get("/routes")["data"], ROUTE_COLUMNS, as_json)
 
 
 @click.group()

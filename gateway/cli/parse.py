@@ -14,6 +14,21 @@ def given(**fields: object) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value is not None and value != ()}
 
 
+def model_limits(texts: tuple[str, ...]) -> Mapping[str, Mapping[str, int]] | None:
+    """`MODEL:LIMIT=N,LIMIT=N` options by model; None when there are none."""
+    if not texts:
+        return None
+    found: dict[str, dict[str, int]] = {}
+    for text in texts:
+        model, _, limits = text.rpartition(":")
+        for pair in limits.split(","):
+            name, _, number = pair.partition("=")
+            if not model or not name or not number.isdigit():
+                raise click.BadParameter(f"{text!r} must be MODEL:LIMIT=N,…")
+            found.setdefault(model, {})[name] = int(number)
+    return found
+
+
 def text_lines(pieces: Iterable[str]) -> Iterator[str]:
     """A text that comes in pieces, line by line, each with its end."""
     rest = ""

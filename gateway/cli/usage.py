@@ -156,6 +156,8 @@ def usage_focus(
 @click.option("--key", "key_id")
 @click.option("--model")
 @click.option("--status", type=click.Choice(["completed", "incomplete", "cancelled", "failed", "lost"]))
+@click.option("--provider", help="Only what this provider served.")
+@click.option("--unpriced", is_flag=True, help="Only those without a price.")
 @click.option("--negative-margin", is_flag=True, help="Only those that cost more than they bring.")
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True)
 @admin_options
@@ -166,15 +168,25 @@ def usage_requests(
     key_id: str | None,
     model: str | None,
     status: str | None,
+    provider: str | None,
+    unpriced: bool,
     negative_margin: bool,
     limit: int,
     url: str,
     as_json: bool,
 ) -> None:
     """Single requests, the newest first."""
-    asked = {"start": start, "end": end, "team_id": team_id, "key_id": key_id, "model": model, "status": status}
-    if negative_margin:
-        asked["negative_margin"] = "true"
+    asked = {
+        "start": start,
+        "end": end,
+        "team_id": team_id,
+        "key_id": key_id,
+        "model": model,
+        "status": status,
+        "provider": provider,
+        "unpriced": "true" if unpriced else None,
+        "negative_margin": "true" if negative_margin else None,
+    }
     with AdminClient(url) as client:
         print_rows(client.pages("/usage/requests", asked, limit=limit), REQUEST_COLUMNS, as_json)
 

@@ -232,6 +232,15 @@ def codes_list(batch_id: int | None, url: str, as_json: bool) -> None:
             print_rows(client.pages(f"/redemption-codes/{batch_id}/codes"), CODE_COLUMNS, as_json)
 
 
+@wallet_codes.command("show")
+@click.argument("batch_id", type=int)
+@admin_options
+def codes_show(batch_id: int, url: str, as_json: bool) -> None:
+    """One batch: how many of its codes were redeemed, and until when they can be."""
+    with AdminClient(url) as client:
+        print_object(client.get(f"/redemption-codes/{batch_id}"), as_json)
+
+
 @wallet_codes.command("end")
 @click.argument("batch_id", type=int)
 @admin_options

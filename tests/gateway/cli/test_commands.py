@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click import Group
+from click import Command, Group
 from click.testing import CliRunner
 
+from gateway.admin.roles import ADMIN, RULES
 from gateway.cli import COMMANDS, cli
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -105,3 +110,84 @@ def test_terms_ask_for_exactly_one_payer_and_one_rate() -> None:
     result = CliRunner().invoke(cli, ["terms", "post", "USD", "CNY", "--rate", "1"])
     assert result.exit_code == 2
     assert "name exactly one of --team and --provider" in result.output
+
+
+CALLS = {"get": "GET", "text": "GET", "pages": "GET", "pieces": "GET", "post": "POST", "patch": "PATCH"}
+
+
+def calls(file: Path) -> Iterator[str]:
+    """What a file asks the admin API for, as `METHOD /path` with `{}` in the place of every parameter."""
+    tree = ast.parse(file.read_text())
+    named = {
+        target.id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name) and target.id == "path"
+    }
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in CALLS
+            and node.args
+        ):
+            path = node.args[0]
+            if isinstance(path, ast.Name):
+                path = named.get(path.id, path)
+            if isinstance(path, ast.JoinedStr):
+                parts = (each.value if isinstance(each, ast.Constant) else "{}" for each in path.values)
+                yield f"{CALLS[node.func.attr]} {''.join(map(str, parts))}"
+            elif isinstance(path, ast.Constant) and isinstance(path.value, str):
+                yield f"{CALLS[node.func.attr]} {path.value}"
+
+
+def test_every_route_of_the_admin_api_has_a_verb() -> None:
+    asked = {call for file in (ROOT / "gateway" / "cli").glob("*.py") for call in calls(file)}
+    routes = {re.sub(r"\{\w+\}", "{}", route).replace(ADMIN, "") for route in RULES if ADMIN in route}
+    assert routes - asked == set()
+    assert {call for call in asked if call.partition(" ")[2].startswith("/")} - routes == set()
+
+
+def walk(name: str, command: Command) -> Iterator[tuple[str, Command]]:
+    if isinstance(command, Group):
+        for each in command.commands.values():
+            yield from walk(f"{name} {each.name}", each)
+    else:
+        yield name, command
+
+
+def test_every_verb_of_the_admin_api_has_json_for_machines() -> None:
+    verbs = [
+        (path, each)
+        for name in COMMANDS
+        if (command := cli.get_command(None, name)) is not None  # type: ignore[arg-type]
+        for path, each in walk(name, command)
+        if any(parameter.name == "url" for parameter in each.params) and name not in ("import", "doctor")
+    ]
+    assert len(verbs) > 60
+    for path, each in verbs:
+        assert any("--json" in parameter.opts for parameter in each.params), path
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shells_complete_verbs_and_options(shell: str) -> None:
+    environ = {"PATH": os.environ["PATH"], "_METERGATE_COMPLETE": f"{shell}_source"}
+    assert "_METERGATE_COMPLETE" in completed(environ)
+    environ["_METERGATE_COMPLETE"] = f"{shell}_complete"
+    for words, wanted in (
+        ("metergate bud", "budget"),
+        ("metergate budget ", "create"),
+        ("metergate key edit --max", "--max-parallel"),
+    ):
+        last = words.rpartition(" ")[2]
+        place = {"COMP_WORDS": words, "COMP_CWORD": last if shell == "fish" else str(words.count(" "))}
+        assert wanted in completed({**environ, **place}), f"{shell}: {words}"
+
+
+def completed(environ: dict[str, str]) -> str:
+    script = "from gateway.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+    )
+    return done.stdout

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
 from gateway.admin.roles import RULES
 from tests.e2e.product import ROOT, Product, until
@@ -23,7 +23,8 @@ from tests.gateway.dashboard.world import ADMIN_KEY, World
 
 CHROMIUM = next((found for name in ("chromium", "chromium-browser") if (found := shutil.which(name))), None)
 PICTURES = ROOT / "docs" / "images"
-DESK, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
+DESK: ViewportSize = {"width": 1280, "height": 860}
+PHONE: ViewportSize = {"width": 390, "height": 844}
 SHOWN = {
     "overview-en-light",
     "overview-zh-dark",
