@@ -121,6 +121,14 @@ def test_every_name_and_label_is_one_of_ours(name: str, expression: str) -> None
         assert set(clause.replace(" ", "").split(",")) <= available
 
 
+def test_every_metric_of_ours_is_on_a_dashboard_or_in_an_alert() -> None:
+    asked = {
+        name for _, expression in expressions() for name in re.findall(r"(?<![\w:])metergate_\w+\b(?!:)", expression)
+    }
+    ours = {re.sub(r"_(bucket|sum|count)$", "", name) for name in series() if name.startswith("metergate_")}
+    assert {name for name in ours if not any(each.startswith(name) for each in asked)} == set()
+
+
 def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
     for name, rule in alerts().items():
         assert rule["labels"]["severity"] in ("page", "ticket"), name
@@ -170,6 +178,7 @@ FIRES: Final[dict[str, dict[str, str]]] = {
     "MetergateDrift": {'metergate_drift{table="rollup_money"}': "0x50 1x10"},
     "MetergateWalletsLow": {"metergate_wallets_low": "2x60"},
     "MetergateBudgetExhausted": {'metergate_budget_thresholds_total{scope="team",percent="refused"}': "_x57 1x2"},
+    "MetergatePriceDrift": {'metergate_price_drift{source="shipped"}': "2x180"},
     "MetergateRateFeedStale": {'metergate_rate_feed_age_seconds{feed="ecb"}': "500000x180"},
     "MetergateRateFeedRefused": {'metergate_rate_fetches_total{feed="ecb",result="refused"}': "0x50 1x10"},
     "MetergateRateFeedFails": {
@@ -216,6 +225,7 @@ QUIET: Final = {
     f'metergate_recorder_failures_total{{{WHERE},reason="connection"}}': "0+1x120",
     'metergate_budget_thresholds_total{scope="team",percent="80"}': "0x50 1x70",
     'metergate_budget_thresholds_total{scope="team",percent="refused"}': "7x120",
+    'metergate_price_drift{source="shipped"}': "0x120",
     'metergate_rate_feed_age_seconds{feed="ecb"}': "250000+60x120",
     'metergate_rate_fetches_total{feed="ecb",result="failed"}': "0+1x120",
     'metergate_rate_fetches_total{feed="ecb",result="unchanged"}': "0+1x120",
