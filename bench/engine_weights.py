@@ -27,8 +27,10 @@ from local_engine.weights.model_store import resolve_model
 MODEL = "smollm2-135m-instruct"
 NEVER_DRAWN = 49150
 """A token of the vocabulary that no answer of these runs holds: the end of sequence for servers without `ignore_eos`."""
-LAYER_MATRICES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-LAYER_MATRICES += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+LAYER_MATRICES = (
+    *(f"self_attn.{name}_proj" for name in "qkvo"),
+    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+)
 LAYER_NORMS = ("input_layernorm", "post_attention_layernorm")
 OPENVINO = {
     "openvino-fp16": ["--weight-format", "fp16"],
@@ -119,7 +121,11 @@ def _safetensors(folder: Path) -> None:
     tokenizer = load_tokenizer(shipped())
     tokenizer.save(folder / "tokenizer.json")
     special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"}
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_position_embeddings, **special}
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.max_position_embeddings,
+        **special,
+    }
     about |= {"unk_token": "<|endoftext|>", "chat_template": tokenizer.chat_template}
     (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=1))
 

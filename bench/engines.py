@@ -11,20 +11,21 @@ that the machine's noise falls on all alike. Every answer must be a complete str
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import math
 import signal
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import uvloop
 
 from bench.engine_load import Point, Target, Wave, WrongAnswer, wave
 from bench.engine_peers import ENGINES, Engine, Entry
+from bench.engine_report import render
+from bench.engine_roofline import measured
 from bench.gateway import machine
 from bench.gateways import ROOT
 from bench.processes import cpu_seconds, memory_mb
@@ -77,7 +78,9 @@ async def measure(columns: Sequence[Column], points: Iterable[Point], rounds: in
                 try:
                     seen = await visit(column.engine.target, point, f"{point.name} {turn} {time.time_ns()}")
                 except (WrongAnswer, TimeoutError, OSError) as error:
-                    column.failed = f"{point.name}: {type(error).__name__} {error}; {column.engine.process.tail()[-400:]}"
+                    column.failed = (
+                        f"{point.name}: {type(error).__name__} {error}; {column.engine.process.tail()[-400:]}"
+                    )
                     continue
                 column.waves.setdefault(point.name, []).append(seen)
                 column.memory_mb = max(column.memory_mb, memory_mb(column.engine.process.pid))
@@ -151,8 +154,10 @@ def main() -> None:
     options = parser.parse_args()
     chosen = QUICK if options.quick else options.points.split(",")
     points = [point for point in POINTS if point.name in chosen]
+    rounds = 1 if options.quick else options.rounds
     ends_s = time.monotonic() + 60 * options.minutes
-    report: dict[str, object] = {}
+    roofline = measured()
+    engines: dict[str, object] = {}
     with tempfile.TemporaryDirectory(prefix="metergate-bench-") as folder:
         for bits in map(int, options.bits.split(",")):
             entries = [
@@ -160,11 +165,18 @@ def main() -> None:
                 for entry in ENGINES
                 if entry.bits == bits and entry.name.startswith(tuple(options.only.split(",")))
             ]
-            columns = uvloop.run(compare(entries, points, 1 if options.quick else options.rounds, Path(folder), ends_s))
-            report |= results(columns)
+            columns = uvloop.run(compare(entries, points, rounds, Path(folder), ends_s))
+            engines |= results(columns)
+    report = {
+        "machine": machine(),
+        "rounds": rounds,
+        "roofline": asdict(roofline),
+        "points": [asdict(point) for point in points],
+        "engines": engines,
+    }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"machine": machine(), "engines": report}, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(render(report))
 
 
 if __name__ == "__main__":
