@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kernels.batch import StepLayout
 from kernels.dispatch import choose_operations, compiles_first
@@ -265,12 +266,18 @@ def lay_out(batch: Sequence[ScheduledSequence], device: torch.device) -> tuple[t
     layout = StepLayout(
         query_start=query_start,
         context=contexts,
-        positions=torch.from_numpy(positions).to(device),
-        slots=torch.from_numpy(slots).to(device),
-        block_tables=torch.from_numpy(tables).to(device),
+        positions=_moved(positions, device),
+        slots=_moved(slots, device),
+        block_tables=_moved(tables, device),
         adapters=_adapters(batch),
     )
     return ids, layout
+
+
+def _moved(values: NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    """On a GPU in time for what is launched next, not waited for."""
+    host = torch.from_numpy(values)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
 def _adapters(batch: Sequence[ScheduledSequence]) -> tuple[int | None, ...]:
