@@ -59,6 +59,13 @@ def serve(
         exit_with_parent(settings.parent_fd)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     listener = _listen(settings)
+    return _run(_serve(make_service(engine_config, settings, model_path, core_command), listener))
+
+
+def make_service(
+    engine_config: EngineConfig, settings: ServerConfig, model_path: Path, core_command: Sequence[str]
+) -> Service:
+    """With an engine that is not started yet. Raises `EngineError`."""
     tokenizer = load_tokenizer(model_path)
     names = settings.served_model_names or (_default_name(engine_config.model),)
     engine = AsyncEngine(
@@ -69,7 +76,7 @@ def serve(
         core_timeout_s=settings.core_timeout_s,
         command=core_command,
     )
-    service = Service(
+    return Service(
         engine=engine,
         tokenizer=tokenizer,
         template=_template(settings, tokenizer),
@@ -80,7 +87,6 @@ def serve(
         adapters=dict(engine_config.lora_modules),
         pooling=pooling_of(model_path) or ("last" if settings.convert == "embed" else None),
     )
-    return _run(_serve(service, listener))
 
 
 def _run(main: Coroutine[None, None, int]) -> int:
