@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import msgspec
 
 from .config import EngineConfig
 from .errors import EngineDead, ModelError
+from .exit_words import exit_words
 from .heartbeat import BEAT_EVERY_S, CoreWatch
 from .messages import (
     HEADER,
@@ -198,16 +198,6 @@ class CoreLink:
         except subprocess.TimeoutExpired:
             return "its socket closed"
         return exit_words(status)
-
-
-def exit_words(status: int) -> str:
-    """How the core ended, and what that mostly means."""
-    if status == -signal.SIGKILL:
-        return (
-            "signal 9: most likely the system's out-of-memory killer; give the machine or container more memory, or lower "
-            "--kv-cache-memory-bytes"
-        )
-    return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 
 _decoder: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)

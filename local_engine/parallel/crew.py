@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import queue
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import msgspec
 
 from ..config import EngineConfig
 from ..errors import RanksLost
+from ..exit_words import exit_words
 from ..heartbeat import BEAT_EVERY_S, SILENT_AFTER_S, CoreWatch
 from ..messages import FrameBuffer, frame
 from .group import open_store
@@ -70,10 +70,7 @@ class Member:
             status = self.process.wait(ENDING_S)
         except subprocess.TimeoutExpired:
             return f"Rank {self.rank} of the engine closed its socket"
-        how = f"signal {-status}" if status < 0 else f"exit status {status}"
-        if status == -signal.SIGKILL:
-            how += ": most likely the system's out-of-memory killer"
-        return f"Rank {self.rank} of the engine died ({how})"
+        return f"Rank {self.rank} of the engine died ({exit_words(status)})"
 
     @property
     def was_killed(self) -> bool:

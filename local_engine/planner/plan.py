@@ -21,7 +21,8 @@ from .weights import WeightBytes, parts, weight_bytes
 
 MIB = 1 << 20
 GRAPH_BYTES_PER_LAYER = 8 * MIB
-"""Allowance: the graphs of all decode sizes share one pool of memory; what remains is their nodes and parameters."""
+"""Allowance: the graphs of all decode sizes share one pool of memory; what remains is their nodes and parameters. Ranks that share
+a model run without."""
 RUNTIME_BYTES = 512 * MIB
 """Allowance: CUDA context, loaded kernels, the matrix library's workspace, fragmentation."""
 NCCL_BYTES = 384 * MIB
@@ -83,7 +84,7 @@ def plan_device(shape: ModelShape, wish: Wish, device: Device, ranks: int) -> De
     weights = weight_bytes(shape, wish.precision, ranks)
     kv = kv_shape(shape, wish.kv_dtype, ranks)
     activations = activation_bytes(shape, wish, ranks)
-    graphs = 0 if wish.eager else GRAPH_BYTES_PER_LAYER * shape.layers
+    graphs = 0 if wish.eager or ranks > 1 else GRAPH_BYTES_PER_LAYER * shape.layers
     runtime = RUNTIME_BYTES + (NCCL_BYTES if ranks > 1 else 0)
     usable = device.memory_bytes * wish.utilization_ppm // 1_000_000
     left = usable - weights.total - activations - graphs - runtime
@@ -131,6 +132,7 @@ def activation_bytes(shape: ModelShape, wish: Wish, ranks: int) -> int:
         routed = shape.experts.chosen + shape.experts.shared
         # A token's copies for its experts, and what comes back of them, are whole on every rank.
         forward, whole = max(forward, 3 * routed * shape.experts.intermediate), whole + 2 * routed * shape.hidden
+    whole += shape.hidden if ranks > 1 else 0  # each rank's part of a sum
     width = 2 * shape.hidden + whole + -(-(qkv + attended + forward) // ranks)
     logits = LOGIT_COPIES * 4 * wish.max_num_seqs * shape.vocabulary
     return wish.max_num_batched_tokens * width * size + logits

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import socket
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,16 @@ from gguf import GGUFWriter
 from local_engine import kv_cache, metrics
 from local_engine.batch import ScheduledSequence, StepOutput
 from local_engine.config import EngineConfig, ServerConfig
-from local_engine.core_link import exit_words
 from local_engine.engine_core import EngineCore
 from local_engine.errors import ContextOverflow, Overloaded
+from local_engine.exit_words import exit_words
+from local_engine.heartbeat import CoreWatch
 from local_engine.messages import AddSequence
 from local_engine.models.layer import LayerLoader
+from local_engine.parallel.crew import Member
+from local_engine.parallel.group import Group
+from local_engine.parallel.leader import lead
+from local_engine.parallel.shard import Shard
 from local_engine.runner import ModelRunner
 from local_engine.sampling_params import SamplingParams
 from local_engine.server.requests import ChatRequest
@@ -136,6 +142,30 @@ class Field:
 
     def killed(self) -> str:
         return f"The engine core died ({exit_words(-9)})."
+
+    def rank_killed(self) -> str:
+        member = Member.__new__(Member)
+        member.rank, member.process = 1, subprocess.Popen(["sleep", "60"])
+        member.process.kill()
+        return f"{member.death()}."
+
+    def rank_frozen(self) -> str:
+        member = Member.__new__(Member)
+        member.rank, member.watch = 1, CoreWatch(5)
+        return f"{member.silence}."
+
+    def impossible_split(self) -> None:
+        lead(EngineConfig(str(self.folder), device="cpu", tensor_parallel_size=3), print, print)
+
+    def parted_group(self) -> None:
+        save_tiny(self.folder, "Qwen2", {"intermediate_size": 128})
+        self.too_few_groups()
+
+    def too_few_groups(self) -> None:
+        group = Group.__new__(Group)
+        group.shard = Shard(0, 4)
+        config = EngineConfig(str(self.folder), device="cpu", dtype="float32", quantization="int4")
+        ModelRunner(config, group=group)
 
     def too_long(self) -> None:
         raise ContextOverflow(limit=8, prompt=9, output=None, param="prompt")
