@@ -151,7 +151,8 @@ class ModelRunner:
         self._model.attach(allocate(model, 1, self._dtype, self.device))
         batch = full_batch(config.max_num_batched_tokens, config.max_num_seqs, self.max_model_len)
         memory = peak_of(lambda: self._full_step(batch), self.device)
-        return pool_bytes(memory, config.gpu_memory_utilization, model.layers, eager=config.enforce_eager or config.tensor_parallel_size > 1)
+        eager = config.enforce_eager or config.tensor_parallel_size > 1
+        return pool_bytes(memory, config.gpu_memory_utilization, model.layers, eager=eager)
 
     def _full_step(self, batch: Sequence[ScheduledSequence]) -> None:
         """As `execute`, for every rank: one that gets no logits draws nothing."""

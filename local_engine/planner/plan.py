@@ -21,8 +21,8 @@ from .weights import WeightBytes, parts, weight_bytes
 
 MIB = 1 << 20
 GRAPH_BYTES_PER_LAYER = 8 * MIB
-"""Allowance: the graphs of all decode sizes share one pool of memory; what remains is their nodes and parameters. Ranks that share
-a model run without."""
+"""Allowance: the graphs of all decode sizes share one pool of memory; what remains is their nodes and parameters. Ranks of one
+model run without."""
 RUNTIME_BYTES = 512 * MIB
 """Allowance: CUDA context, loaded kernels, the matrix library's workspace, fragmentation."""
 NCCL_BYTES = 384 * MIB
