@@ -17,6 +17,8 @@ from billing.errors import BillingError
 from billing.writers import waiting
 
 BUSY_TIMEOUT_MS: Final = 10_000
+SQLITE_CACHE_KIB: Final = 2048
+"""Of pages, for all connections of a pool together: what SQLite gives each one would be most of what a busy door grows by."""
 _BEGIN_OPTION: Final = "metergate_begin"
 _DEFERRED: Final = "deferred"
 
@@ -44,17 +46,19 @@ def open_database(url: str, *, pool_size: int = 5, busy_timeout_ms: int = BUSY_T
             raise BillingError("database_url: SQLite needs a file, such as sqlite:///var/metergate.db")
         Path(database).parent.mkdir(parents=True, exist_ok=True)
         engine = create_async_engine(parsed, pool_size=pool_size, max_overflow=5)
-        event.listen(engine.sync_engine, "connect", partial(_configure_sqlite, busy_timeout_ms))
+        configure = partial(_configure_sqlite, busy_timeout_ms, SQLITE_CACHE_KIB // pool_size)
+        event.listen(engine.sync_engine, "connect", configure)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
         return engine
     return create_async_engine(parsed, pool_size=pool_size, max_overflow=5, pool_pre_ping=True)
 
 
-def _configure_sqlite(busy_timeout_ms: int, connection: Any, _record: Any) -> None:
+def _configure_sqlite(busy_timeout_ms: int, cache_kib: int, connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # transactions are begun by _begin_sqlite, never by the driver
     cursor = connection.cursor()
     for pragma in (
         f"busy_timeout = {busy_timeout_ms}",
+        f"cache_size = -{cache_kib}",
         "journal_mode = WAL",
         "synchronous = FULL",
         "foreign_keys = ON",

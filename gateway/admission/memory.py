@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -27,8 +26,9 @@ from gateway.admission.store import AlreadyFinished
 from gateway.admission.window import SECOND_US
 
 REMEMBERED_US = 120 * SECOND_US
-REMEMBERED_MAX = 25_000
-"""Finished request ids are remembered this long, and so many of them, to make settle and release idempotent."""
+REMEMBERED_LEAST = 12_500
+"""Finished request ids are remembered this long at least, or so many of them, to make settle and release idempotent; at most
+twice as many."""
 ENDED_MAX = 4096
 """So many leases may have ended and still stand in the queue of expiries; then it is made anew."""
 PAST_PERIOD_US = 86_400 * SECOND_US
@@ -54,7 +54,8 @@ class MemoryStore:
         self._leases: dict[int, HeldLease] = {}  # by the int of the request id: a UUID hashes in Python
         self._expiries: list[tuple[int, int]] = []
         self._finished: set[int] = set()
-        self._finished_order: deque[tuple[int, int]] = deque()
+        self._finished_before: set[int] = set()
+        self._finished_since_us = 0
         self._unshipped: dict[int, dict[tuple[int, str], int]] = {}
 
     async def start(self) -> None:
@@ -67,7 +68,7 @@ class MemoryStore:
         now_us = self._clock()
         self._expire(now_us)
         request_id = claim.request_id.int
-        if request_id in self._finished:
+        if self._is_finished(request_id):
             raise AlreadyFinished(f"request {claim.request_id} was settled or released before it asked to be admitted")
         states = self._states(claim, now_us)
         if request_id in self._leases:
@@ -77,7 +78,7 @@ class MemoryStore:
     async def amend(self, claim: Claim, tokens: int, charges: Sequence[Charge]) -> Answer:
         now_us = self._clock()
         self._expire(now_us)
-        if claim.request_id.int in self._finished:
+        if self._is_finished(claim.request_id.int):
             raise AlreadyFinished(
                 f"request {claim.request_id} was settled or released before it asked for an amendment"
             )
@@ -138,7 +139,7 @@ class MemoryStore:
         """Count, unchecked, leases (with the us of their admission) and settlements that were made elsewhere."""
         now_us = self._clock()
         for claim, admitted_us in held:
-            if claim.request_id.int not in self._leases and claim.request_id.int not in self._finished:
+            if claim.request_id.int not in self._leases and not self._is_finished(claim.request_id.int):
                 self._hold(claim, self._states(claim, now_us), now_us, min(admitted_us, now_us) // SECOND_US)
         for claim, amounts in settled:
             self._post(claim, amounts)
@@ -286,14 +287,15 @@ class MemoryStore:
 
     def _finish(self, request_id: int, now_us: int) -> bool:
         """Remember that the request is over; False when it was already."""
-        finished, order = self._finished, self._finished_order
-        if request_id in finished:
+        if self._is_finished(request_id):
             return False
-        finished.add(request_id)
-        order.append((now_us + REMEMBERED_US, request_id))
-        while order[0][0] <= now_us or len(order) > REMEMBERED_MAX:
-            finished.discard(order.popleft()[1])
+        if len(self._finished) >= REMEMBERED_LEAST or now_us - self._finished_since_us >= REMEMBERED_US:
+            self._finished_before, self._finished, self._finished_since_us = self._finished, set(), now_us
+        self._finished.add(request_id)
         return True
+
+    def _is_finished(self, request_id: int) -> bool:
+        return request_id in self._finished or request_id in self._finished_before
 
     def _expire(self, now_us: int) -> None:
         """End the leases whose holders have not renewed them; what they counted in the minute stays."""

@@ -49,11 +49,14 @@ class SlidingWindow:
 
     def add(self, amount: int, bucket: int) -> None:
         """Count `amount` in `bucket`, unless that has left the minute. Call `slide` first."""
-        bucket = min(bucket, self.head)
-        if amount and bucket > self.head - BUCKETS:
+        head = self.head
+        if bucket > head:
+            bucket = head
+        if amount and bucket > head - BUCKETS:
             self._counts[bucket % BUCKETS] += amount
             self.used += amount
-            self.newest = max(self.newest, bucket)
+            if bucket > self.newest:
+                self.newest = bucket
 
     def correct(self, bucket: int, delta: int) -> None:
         """Add `delta` to what was counted in `bucket`. Once that has left: what is too much counts now, the rest is gone."""

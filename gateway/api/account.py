@@ -176,7 +176,7 @@ class Account:
             if opened.sequence not in known:
                 self.attempts.append(AttemptOutcome(opened.sequence, status, None, 0, error=error))
         record = RequestClosed(
-            request_id=self.request_id.bytes,
+            request_id=self.opened[0].request_id,
             at_us=time.time_ns() // 1000,
             status=status,
             answered=answered,

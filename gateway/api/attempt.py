@@ -93,7 +93,8 @@ class Attempt:
     def end(self, services: Services) -> None:
         self.route.provider.in_flight -= 1
         self.route.in_flight -= 1
-        self.give_back(services, self.account.used_by(self.sequence))
+        if self.share is not None:
+            self.give_back(services, self.account.used_by(self.sequence))
 
     def give_back(self, services: Services, used: int | None) -> None:
         """What it took of its provider's minute and did not use; all of it (None) where it reached no provider."""

@@ -31,11 +31,12 @@ def read_cap(fields: dict[str, Raw], own: tuple[str, ...], *, least: int = 0) ->
     found = CAPS.intersection(fields)
     if not found:
         return None
+    if len(found) == 1 and found.issubset(own):
+        (only,) = found
+        return read_count(fields, only, least=least)
     counts = {name: read_count(fields, name, least=least) for name in found}
     named = {name: count for name, count in counts.items() if count is not None}
     smallest = min(named.values(), default=None)
-    if len(found) == 1 and found.issubset(own):
-        return smallest
     for name in found:
         del fields[name]
     if smallest is not None:

@@ -209,13 +209,15 @@ class Exchange(Serving):
         if not account.opened:
             return
         metrics, first = self._services.metrics, account.opened[(account.answered or 0) - 1]
+        serving = metrics.route(first.surface, first.model, first.provider)
         for outcome in account.attempts:
             opened = account.opened[outcome.sequence - 1]
-            metrics.route(first.surface, first.model, opened.provider).attempted(outcome.status)
+            route = serving if opened is first else metrics.route(first.surface, first.model, opened.provider)
+            route.attempted(outcome.status)
             if outcome.usage is not None and outcome.usage.flaw is not None:
                 metrics.flawed.labels(opened.provider).inc()
         took_us = account.elapsed_us()
-        metrics.route(first.surface, first.model, first.provider).finished(
+        serving.finished(
             account.status,
             duration_us=took_us,
             ttft_us=account.ttft_us,

@@ -6,7 +6,6 @@ journal or rating, because `Exchange` owns those and no surface sees them.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping
 from typing import Final, Protocol, TypeVar
@@ -84,8 +83,11 @@ def _check_number(name: str, raw: bytes) -> None:
     if len(raw) <= _LONGEST_NUMBER:
         if raw.isdigit():
             return
-        with contextlib.suppress(msgspec.ValidationError):
+        try:
             _number.decode(raw)
+        except msgspec.ValidationError:
+            pass
+        else:
             return
     raise bad_request(f"'{name[:100]}' is a number out of range.", param=name[:100])
 
