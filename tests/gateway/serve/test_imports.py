@@ -14,7 +14,10 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("gateway.serve.single", {"torch", "triton", "local_engine", "kernels", "alembic", "pyreqwest"}),
+        (
+            "gateway.serve.single",
+            {"torch", "triton", "local_engine", "kernels", "alembic", "pyreqwest", "rich", "pygments"},
+        ),
         ("gateway.serve.fleet", {"torch", "litestar", "sqlalchemy", "uvicorn", "jinja2"}),
         ("gateway.metering.recording", {"torch", "litestar", "uvicorn", "jinja2", "alembic", "httpx"}),
     ],
