@@ -79,9 +79,12 @@ class GatewayProcess:
         config: dict[str, object],
         planted: str = "",
         environ: Mapping[str, str] = MappingProxyType({}),
+        release: Path = ROOT,
     ) -> None:
+        """`release` is the source tree that it runs from."""
         home.mkdir(parents=True, exist_ok=True)
         self.home = home
+        self.release = release
         self.port = free_port()
         self._config = home / "metergate.yaml"
         self._config.write_text(json.dumps(config))
@@ -102,7 +105,7 @@ class GatewayProcess:
         command = [sys.executable, "-m", "tests.faults.gateway", "serve", "--config", str(self._config)]
         with (self.home / "gateway.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, "--port", str(self.port)], cwd=ROOT, env=environment, stdout=log, stderr=log,
+                [*command, "--port", str(self.port)], cwd=self.release, env=environment, stdout=log, stderr=log,
                 stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
 
