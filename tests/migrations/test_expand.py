@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 import pytest
@@ -9,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.database import open_database
+from gateway import database as database_module
 from gateway.database import check, revisions, upgrade, wanted_revision
 
 FIRST_FLOOR = "0016"
@@ -132,3 +134,29 @@ async def test_a_newer_schema_serves_the_releases_from_its_floor_on_and_is_left_
     for state in (await check(database_url), await upgrade(database_url)):
         assert (state.current, state.usable) == ("9999", False)
         assert "update metergate" in state.advice
+
+
+async def test_a_migration_lets_others_pass_while_it_waits_for_a_table(
+    empty_postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One long question must not stop every writer behind a migration that waits for its end."""
+    monkeypatch.setattr(database_module, "LOCK_S", 0.2)
+    monkeypatch.setattr(database_module, "PAUSE_S", 0.2)
+    await upgrade(empty_postgresql_url, "0014")
+    engine = open_database(empty_postgresql_url)
+    try:
+        async with engine.connect() as reader, asyncio.TaskGroup() as group:
+            await reader.execute(sa.text("SELECT count(*) FROM rollup_traffic"))
+            migrating = group.create_task(upgrade(empty_postgresql_url))
+            written = 0
+            for _ in range(20):
+                async with engine.begin() as writer:
+                    await writer.execute(sa.text("SET LOCAL lock_timeout = '20s'"))
+                    await writer.execute(sa.text("DELETE FROM rollup_traffic"))
+                written += 1
+                await asyncio.sleep(0.05)
+            assert written == 20 and not migrating.done()
+            await reader.rollback()
+        assert migrating.result().up_to_date
+    finally:
+        await engine.dispose()
