@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from kernels.batch import BLOCK, StepLayout
-from kernels.fp8 import block_scales, group_scales, row_scales, spread_blocks, to_fp8
+from kernels.fp8 import CacheScales, block_scales, group_scales, row_scales, spread_blocks, to_fp8
+from kernels.low_rank import AdapterPairs, LowRank, adapt_rows
 from kernels.paged_attention import paged_attention_reference
 from kernels.quantised import awq_dequantise, awq_pack, int8_linear_reference, quantise_int8
 from kernels.rms_norm import rms_norm_reference
@@ -20,13 +21,17 @@ from kernels.sampling import DrawSettings, draw_reference
 from kernels.silu_mul import gelu_mul_reference, silu_mul_reference
 from kernels.triton.add_rms_norm import add_rms_norm
 from kernels.triton.attention import paged_attention, plan_attention
+from kernels.triton.configs import fp8_casts
 from kernels.triton.fp8_linear import fp8_linear
 from kernels.triton.gated_mul import gated_mul
 from kernels.triton.int4_linear import launch_int4
 from kernels.triton.int8_linear import int8_linear
+from kernels.triton.low_rank import launch_adapt, plan_adapters
 from kernels.triton.rotary import rotary
 from kernels.triton.sampling import draw
 from kernels.triton.write_cache import write_cache
+
+FP8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,8 @@ def check_all(device: torch.device, dtype: torch.dtype, width: int = 1024) -> li
         _elementwise,
         _rotary,
         _attention,
+        _fp8_cache,
+        _low_rank,
         _linear,
         _fp8,
         _draw,
@@ -165,6 +172,56 @@ def _attention(source: Source, width: int) -> Iterator[Verdict]:
             q.double(), keys.double(), values.double(), layout, scale, window=window, softcap=cap, wide=torch.float64
         )  # fmt: skip
         yield verdict(f"attention, {name}", out, plain, exact)
+
+
+def _fp8_cache(source: Source, width: int) -> Iterator[Verdict]:
+    """Written and read with a scale for each head; on a GPU older than 8.9 there is none."""
+    if not fp8_casts(source.device):
+        return
+    size, layout = min(width // 4, 128), step([(width // 2, 1), (0, 20)], source.device)
+    scales = CacheScales(*(torch.tensor(pair, device=source.device) for pair in ((0.03, 0.5), (0.02, 0.25))))
+    shape, slots = (int(layout.block_tables.max()) + 1, 2, BLOCK, size), torch.arange(5, 35, device=source.device)
+    written, expected = ([torch.zeros(shape, device=source.device).to(FP8) for _ in "kv"] for _ in "12")
+    rows = [source.noise(len(slots), 2, size) * 3 for _ in "kv"]
+    write_cache(rows[0], rows[1], (written[0], written[1]), slots, scales)
+    for cache, own, of_heads in zip(expected, rows, (scales.keys, scales.values), strict=True):
+        write_cache_reference(own, cache, slots, of_heads)
+    for name, actual, cache in zip(("keys", "values"), written, expected, strict=True):
+        yield verdict(f"fp8 cache write, {name}", actual, cache, cache.double())
+    keys, values = (to_fp8(source.noise(*shape), of_heads[:, None, None]) for of_heads in (scales.keys, scales.values))
+    q, scale = source.noise(layout.tokens, 6, size), size**-0.5
+    for splits in (1, 4):
+        out = source.poison(layout.tokens, 6, size)
+        plan = replace(plan_attention(layout, 6, 2), splits=splits)
+        paged_attention(q, (keys, values), layout.block_tables, plan, scale, out, scales=scales)
+        plain = paged_attention_reference(q, keys, values, layout, scale, scales=scales, wide=source.dtype)
+        exact = paged_attention_reference(
+            q.double(), keys, values, layout, scale, scales=scales, wide=torch.float64
+        )  # fmt: skip
+        yield verdict(f"attention, fp8 cache in {splits}", out, plain, exact)
+
+
+def _low_rank(source: Source, width: int) -> Iterator[Verdict]:
+    outputs, layout = width // 2, replace(step([(3, 1), (0, 20), (7, 1)], source.device), adapters=(1, 0, None))
+    pairs = AdapterPairs(
+        {
+            slot: LowRank(source.noise(rank, width) * 0.1, source.noise(outputs, rank))
+            for slot, rank in ((0, 8), (1, 16))
+        }
+    )
+    wide = AdapterPairs()
+    for slot in (0, 1):
+        pair = pairs.get(slot)
+        assert pair is not None
+        wide.add(slot, LowRank(pair.a.double(), pair.b.double()))
+    x, before, stacked = source.noise(layout.tokens, width), source.noise(layout.tokens, outputs), pairs.stacked()
+    assert stacked is not None
+    for splits in (1, 2):
+        out, plain, exact = before.clone(), before.clone(), before.double()
+        adapt_rows(x, pairs, layout.rows_by_adapter(), plain)
+        adapt_rows(x.double(), wide, layout.rows_by_adapter(), exact)
+        launch_adapt(x, stacked, plan_adapters(layout), out, splits)
+        yield verdict(f"adapters in {splits}", out, plain, exact)
 
 
 def _linear(source: Source, width: int) -> Iterator[Verdict]:

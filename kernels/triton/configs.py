@@ -55,6 +55,11 @@ def device_kind(device: torch.device) -> DeviceKind:
     return DeviceKind(generation, properties.multi_processor_count)
 
 
+def fp8_casts(device: torch.device) -> bool:
+    """Whether kernels can make fp8 numbers there, and read them."""
+    return device_kind(device).generation != "ampere"
+
+
 ATTENTION_PREFILL = {
     "interpreter": Tiles(m=16, n=32, k=0),
     "ampere": Tiles(m=64, n=32, k=0, warps=4, stages=2),

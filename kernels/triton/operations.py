@@ -18,7 +18,7 @@ from ..quantised_weight import Weight, join
 from ..sampling import DrawSettings
 from .add_rms_norm import add_rms_norm
 from .attention import AttentionPlan, paged_attention, plan_attention
-from .configs import BF16_DOT, device_kind, interpreted
+from .configs import BF16_DOT, fp8_casts, interpreted
 from .gated_mul import gated_mul
 from .low_rank import AdapterPlan, adapt, plan_adapters
 from .quantised_linear import QuantisedMatrix
@@ -37,7 +37,7 @@ class TritonOperations(TorchOperations):
             self.name = f"Triton kernels in the interpreter, {str(dtype).removeprefix('torch.')}"
         else:
             self.name = f"Triton kernels on {device}, {str(dtype).removeprefix('torch.')}"
-        if not interpreted() and device_kind(device).generation == "ampere":  # no casts to and from fp8
+        if not fp8_casts(device):
             self.cache_types = (torch.float32, torch.bfloat16, torch.float16)
         self._plans: dict[int | None, AttentionPlan] = {}
         """Of the step at hand, by window."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from local_engine.batch import ScheduledSequence, StepOutput
 from local_engine.config import EngineConfig
+from local_engine.cuda_graphs import CudaGraphs, recorded_decode_step
 from local_engine.decode_step import SLOTS, TABLE, DecodeStep, Flight, graph_sizes
 from local_engine.runner import ModelRunner
 from local_engine.sampling_params import SamplingParams
@@ -264,3 +266,69 @@ def test_what_would_wait_is_found(offence: Callable[[torch.Tensor], Any]) -> Non
     there = torch.zeros(3, device="meta")
     with NothingLeavesTheDevice(), pytest.raises((AssertionError, RuntimeError)):  # type: ignore[no-untyped-call]
         offence(there)
+
+
+class Recorded:
+    """Stands for torch.cuda where there is none: a graph runs again what was computed while it was recorded."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        @contextmanager
+        def within(*given: object, **named: object) -> Iterator[None]:
+            yield
+
+        @contextmanager
+        def record(graph: Any, *, pool: object, stream: object) -> Iterator[None]:
+            assert pool == "pool" and isinstance(stream, Stream)
+            before = len(self.log)
+            yield
+            graph.holds = self.log[before:]
+            self.log.append("recorded")
+
+        class Stream:
+            def wait_stream(self, other: object) -> None:
+                assert isinstance(other, Stream)
+
+        class Graph:
+            holds: list[str]
+
+            def replay(graph) -> None:
+                self.log.append(f"replayed {graph.holds}")
+
+        for name, value in {
+            "mem_get_info": lambda device: (5 << 30, 8 << 30), "graph_pool_handle": lambda: "pool", "Stream": Stream,
+            "current_stream": Stream, "CUDAGraph": Graph, "graph": record, "synchronize": lambda: None, "device": within,
+            "stream": within,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, value)
+
+
+def test_graphs_are_recorded_the_largest_first_on_padding_and_after_two_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Recorded()
+    cuda.install(monkeypatch)
+    graphs = CudaGraphs(
+        lambda size: cuda.log.append(f"computed {size}"), lambda size: cuda.log.append(f"padded {size}"), (1, 4), CPU
+    )
+    assert graphs.capture() == 0
+    assert cuda.log == [
+        *("padded 4", "computed 4", "computed 4", "computed 4", "recorded"),
+        *("padded 1", "computed 1", "computed 1", "computed 1", "recorded"),
+    ]  # fmt: skip
+    graphs.run(1)
+    assert cuda.log[-1] == "replayed ['computed 1']"
+
+
+def test_an_engine_decodes_by_its_graphs_and_says_why_it_has_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    Recorded().install(monkeypatch)
+    caplog.set_level("INFO")
+    runner, config, said = engine(folder, "triton"), EngineConfig("m", max_num_seqs=2), list[str]()
+    step = recorded_decode_step(config, runner._model, runner._model._operations, 32, CPU, said.append)
+    assert step is not None and step.sizes == (1, 2) and said == ["recording CUDA graphs of 2 sizes"]
+    assert "Graph capturing finished in" in caplog.text
+    plain = engine(folder, "torch")
+    assert recorded_decode_step(config, plain._model, plain._model._operations, 32, CPU, said.append) is None
+    assert "no CUDA graphs (torch on cpu, float32)" in caplog.text

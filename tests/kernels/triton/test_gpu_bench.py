@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from bench import gpu
-from bench.gpu_checks import Verdict, check_all, step
-from kernels.operations import TorchOperations
-from local_engine.kv_cache import allocate
-from local_engine.models.decoder import Decoder
-from local_engine.models.family import Family
+from bench.gpu_checks import Verdict, check_all
+from bench.gpu_engine import FORMS, weight_bytes
+from bench.gpu_setting import LLAMA_8B, dry
 
 CPU = torch.device("cpu")
 
@@ -20,7 +16,7 @@ CPU = torch.device("cpu")
 def test_all_its_checks_hold_in_the_interpreter() -> None:
     verdicts = check_all(CPU, torch.float32, 64)
     assert [each for each in verdicts if not each.right] == []
-    assert len({each.kernel for each in verdicts}) == len(verdicts) == 22
+    assert len({each.kernel for each in verdicts}) == len(verdicts) == 28
 
 
 def test_a_value_that_was_never_written_is_wrong() -> None:
@@ -33,16 +29,28 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "needs a CUDA device" in capsys.readouterr().err
 
 
-def test_its_random_model_computes_a_step_of_every_sequence() -> None:
-    config = replace(
-        gpu.LLAMA_8B, vocab_size=50, hidden_size=64, intermediate_size=96, layers=2, heads=4, kv_heads=2, head_dim=16,
-        max_position_embeddings=64,
-    )  # fmt: skip
-    model = Decoder(
-        gpu.RandomWeights(config, CPU), Family(), TorchOperations(CPU, torch.float32, 8),
-        max_context=64, device=CPU, threads=1, progress=lambda text: None,
-    )  # fmt: skip
-    model.attach(allocate(config, 4, torch.float32, CPU))
-    model.compute(torch.tensor([3, 49]), step([(20, 1), (0, 1)], CPU))
-    logits = model.logits(torch.arange(2))
-    assert logits.shape == (2, 50) and bool(torch.isfinite(logits).all())
+def test_every_line_of_its_measurement_runs_dry(capsys: pytest.CaptureFixture[str]) -> None:
+    report = gpu.measure(dry(), [Verdict("k", 0.0, 1.0)])
+    assert {"measured", "attention", "products", "engine", "transformers", "took_s"} <= report.keys()
+    assert set(report["engine"]) == {
+        "weights", "context", *(f"{weights} weights, {cache} cache" for weights, cache in FORMS)
+    }  # fmt: skip
+    one = report["engine"]["int4 weights, full cache"]["2 sequences"]
+    assert set(one) == {"eager", "graphs", "graphs, launched ahead"}
+    assert all(figures["step_ms"] > 0 for figures in one.values())
+    gpu.tune(dry())
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split("[")[0] for row in rows] == ["ATTENTION_DECODE", "ATTENTION_PREFILL", "MATMUL", "MATMUL"]
+
+
+def test_its_command_runs_dry(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["bench.gpu", "--dry-run", "--checks"])
+    monkeypatch.setattr(gpu, "check_all", lambda device, dtype, width: [Verdict("k", 0.0, 1.0)])
+    assert gpu.main() == 0
+    assert capsys.readouterr().out == "right  k: 0.00e+00, allowed 1.00e+00\n"
+
+
+def test_a_step_reads_the_bytes_of_its_weights() -> None:
+    """Of Llama-3.1-8B all but the embedding: 7,504,658,432 parameters in matrices."""
+    assert weight_bytes(LLAMA_8B, "full", 128, 2) == 2 * 7_504_658_432
+    assert weight_bytes(LLAMA_8B, "fp8", 128, 2) == 7_504_658_432 + 128_256 * 4096
