@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Final
 
 from litestar import Controller, Response, get
 from litestar.response import Stream
 
-from billing.csv_text import write_csv
+from billing.csv_text import csv_lines
 from gateway.dashboard.app import Seen
-from gateway.dashboard.figures import COUNTS, MONEYS, add_up, buckets, by_group, chart, main_currency
+from gateway.dashboard.figures import COUNTS, MONEYS, add_up, buckets, by_group, chart, main_currency, question
+from gateway.dashboard.inside import Json
 from gateway.dashboard.security import HEADERS
 from gateway.dashboard.visit import Visit
 
@@ -58,23 +60,24 @@ class ExploreController(Controller):
         return Response({"data": data, "labels": labels, "timezone": visit.range.timezone}, headers=HEADERS)
 
     @get("/export.csv", include_in_schema=False)
-    async def export(self, visit: Seen) -> Response[str]:
-        """Every interval and group of the page; amounts as they stand in the ledger, one column per currency."""
+    async def export(self, visit: Seen) -> Stream:
+        """Every interval and group of the page, sent as they are read; amounts as they stand in the ledger, one column per
+        currency."""
         group, filters = _asked(visit)
-        found, _ = await buckets(visit, group_by=group, filters=filters)
-        columns = sorted({(name, view["currency"]) for row in found for name in MONEYS for view in row[name]})
-        classes = sorted({name for row in found for name in row["tokens"]})
+        whole, _ = await buckets(visit, interval="month", filters=filters)
+        columns = sorted({(name, view["currency"]) for row in whole for name in MONEYS for view in row[name]})
+        classes = sorted({name for row in whole for name in row["tokens"]})
         header = ["start", "end", group, *COUNTS, *(f"tokens {name}" for name in classes)]
         header += [f"{name} {currency}" for name, currency in columns]
-        lines = []
-        for row in found:
-            amounts = {(name, view["currency"]): view["amount"] for name in MONEYS for view in row[name]}
-            line: list[object] = [row["start"], row["end"], row["group"][group], *(row[name] for name in COUNTS)]
-            line += [row["tokens"].get(name, 0) for name in classes]
-            lines.append(line + [amounts.get(each, "0") for each in columns])
+
+        async def lines() -> AsyncIterator[str]:
+            yield csv_lines([header])
+            async for page in visit.api.pages("/usage", question(visit, group_by=group, filters=filters)):
+                yield csv_lines(_line(row, group, classes, columns) for row in page)
+
         name = f"usage-{visit.range.first_day}-{visit.range.last_day}-by-{group}.csv"
         headers = {**HEADERS, "content-disposition": f'attachment; filename="{name}"'}
-        return Response(write_csv(header, lines), media_type="text/csv; charset=utf-8", headers=headers)
+        return Stream(lines(), media_type="text/csv; charset=utf-8", headers=headers)
 
     @get("/focus.csv", include_in_schema=False)
     async def focus(self, visit: Seen) -> Stream:
@@ -86,6 +89,18 @@ class ExploreController(Controller):
         name = f"focus-{visit.range.first_day}-{visit.range.last_day}.csv"
         headers = {**HEADERS, "content-disposition": f'attachment; filename="{name}"'}
         return Stream(pieces, media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def _line(row: Json, group: str, classes: Sequence[str], columns: Sequence[tuple[str, str]]) -> list[object]:
+    """Raises `KeyError` for what came after the header was written: the file breaks off, instead of lacking an amount."""
+    at_class, at_column = {name: at for at, name in enumerate(classes)}, {each: at for at, each in enumerate(columns)}
+    tokens, amounts = [0] * len(classes), ["0"] * len(columns)
+    for name, count in row["tokens"].items():
+        tokens[at_class[name]] = count
+    for name in MONEYS:
+        for view in row[name]:
+            amounts[at_column[name, view["currency"]]] = view["amount"]
+    return [row["start"], row["end"], row["group"][group], *(row[name] for name in COUNTS), *tokens, *amounts]
 
 
 def _asked(visit: Visit) -> tuple[str, dict[str, str]]:

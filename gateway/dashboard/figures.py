@@ -24,7 +24,14 @@ async def buckets(
     visit: Visit, *, group_by: str = "", interval: str | None = None, filters: Mapping[str, object] | None = None
 ) -> tuple[list[Json], bool]:
     """Sums of the visit's range, and whether they are all there."""
-    asked = {
+    return await visit.api.every("/usage", question(visit, group_by=group_by, interval=interval, filters=filters))
+
+
+def question(
+    visit: Visit, *, group_by: str = "", interval: str | None = None, filters: Mapping[str, object] | None = None
+) -> dict[str, object]:
+    """What to ask the admin API for the sums of the visit's range."""
+    return {
         **visit.range.bounds,
         "timezone": visit.range.timezone,
         "interval": interval or visit.range.interval,
@@ -32,7 +39,6 @@ async def buckets(
         **(filters or {}),
         **visit.team,
     }
-    return await visit.api.every("/usage", asked)
 
 
 def add_up(found: Iterable[Json]) -> Json:

@@ -53,14 +53,23 @@ class Inside:
     async def every(self, path: str, query: Mapping[str, object] | None = None) -> tuple[list[Json], bool]:
         """All rows of a list, and whether that was really all: it stops after `MAX_PAGES` pages of 1000."""
         rows: list[Json] = []
+        count = 0
+        async for page in self.pages(path, query):
+            if count == MAX_PAGES:
+                return rows, False
+            rows += page
+            count += 1
+        return rows, True
+
+    async def pages(self, path: str, query: Mapping[str, object] | None = None) -> AsyncIterator[list[Json]]:
+        """A list page by page, 1000 rows each, to its end."""
         asked: dict[str, object] = {"limit": 1000, **(query or {})}
-        for _ in range(MAX_PAGES):
+        while True:
             page = await self.get(path, asked)
-            rows += page["data"]
+            yield page["data"]
             if page["next_cursor"] is None:
-                return rows, True
+                return
             asked["cursor"] = page["next_cursor"]
-        return rows, False
 
     async def raw(
         self,
