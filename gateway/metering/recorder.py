@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from gateway.allocator import give_back
 from gateway.metering.adoption import REMEDY, Adoption
 from gateway.metering.errors import SegmentError
 from gateway.metering.progress import Progress
@@ -238,6 +239,7 @@ class Recorder:
                 log.warning("journal %s is given up: what it holds does not come into the books", source.name)
                 self._leave(source)
             self._retire()
+            give_back()
         except OSError as error:
             log.warning("journal housekeeping: %s", error)
 

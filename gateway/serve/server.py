@@ -9,10 +9,13 @@ from typing import Any, Final
 
 import uvicorn
 
+from gateway.allocator import give_back
 from gateway.serve.protocol import HttpProtocol
 
 SWEEP_TICKS: Final = 5
 """Of uvicorn's ticks, ten a second: how often connections are looked at for having waited too long."""
+TRIM_TICKS: Final = 50
+"""How often memory that nobody uses is given back."""
 
 
 class Server(uvicorn.Server):
@@ -28,6 +31,8 @@ class Server(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 if isinstance(connection, HttpProtocol):
                     connection.sweep(now_s)
+        if counter % TRIM_TICKS == 0:
+            give_back()
         return await super().on_tick(counter)
 
     def ask_to_stop(self) -> None:
