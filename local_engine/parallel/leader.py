@@ -22,8 +22,9 @@ from ..weights.model_store import resolve_model
 from ..weights.source import open_weights
 from .crew import Crew
 from .group import Group
-from .messages import Load, Logits, Step, Work
+from .messages import Load, Logits
 from .shard import Shard, check_split
+from .tables import SentTables
 
 
 class LeadingRunner(ModelRunner):
@@ -34,6 +35,7 @@ class LeadingRunner(ModelRunner):
         self, config: EngineConfig, crew: Crew, group: Group, progress: Callable[[str], None] | None = None
     ) -> None:
         self._crew, self._leading, self._loaded = crew, group, False
+        self._tables = SentTables()
         crew.tell(Load(config))
         super().__init__(config, progress, group)
         crew.wait()
@@ -42,7 +44,7 @@ class LeadingRunner(ModelRunner):
     @torch.inference_mode()
     def compute(self, batch: Sequence[ScheduledSequence]) -> StepLayout:
         if self._loaded:
-            self._crew.tell(Step([_work(each) for each in batch]))
+            self._crew.tell(self._tables.step(batch))
         with self._together():
             return super().compute(batch)
 
@@ -88,7 +90,3 @@ def lead(config: EngineConfig, progress: Callable[[str], None], lost: Callable[[
 
 def _config_of(config: EngineConfig) -> ModelConfig:
     return open_weights(resolve_model(config.model)).config
-
-
-def _work(scheduled: ScheduledSequence) -> Work:
-    return Work(list(scheduled.token_ids), scheduled.start, list(scheduled.block_table), scheduled.adapter)

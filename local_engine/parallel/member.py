@@ -6,6 +6,7 @@ Started by the crew as `python -m local_engine.parallel.member --channel FD --pa
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
@@ -18,20 +19,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..batch import ScheduledSequence
 from ..errors import EngineError
 from ..heartbeat import BEAT_EVERY_S
 from ..messages import FrameBuffer, LoadAdapter, UnloadAdapter, frame
 from ..parent_watch import exit_with_parent
-from ..sampling_params import SamplingParams
-from .messages import Broken, Done, Here, Join, Load, Logits, Pulse, Step, ToRank, Work
+from .messages import Broken, Done, Here, Join, Load, Logits, Pulse, Step, ToRank
+from .tables import KeptTables
 
 if TYPE_CHECKING:
     from ..runner import ModelRunner
     from .group import Group
-
-UNASKED = SamplingParams()
-"""Who draws is rank 0."""
 
 
 class Channel:
@@ -82,21 +79,24 @@ def serve(channel: Channel, heart: Heart) -> None:
     heart.start()
     channel.send(Here())
     messages = channel.messages()
-    join = next(messages)
+    join = next(messages, None)
+    if join is None:
+        return
     assert isinstance(join, Join)
     shard, timeout_s = Shard(join.rank, join.config.tensor_parallel_size), join.config.distributed_timeout_s
     group = Group(shard, device_of(join.config, join.rank), join_store(join.port), timeout_s)
     heart.group = group
     runner: ModelRunner | None = None
+    tables = KeptTables()
     for message in messages:
         if isinstance(message, Load):
             runner = None
-            runner = ModelRunner(message.config, group=group)
+            runner, tables = ModelRunner(message.config, group=group), KeptTables()
             channel.send(Done(None))
             continue
         assert runner is not None, "nothing is loaded"
         if isinstance(message, Step):
-            runner.compute([_scheduled(work) for work in message.works])
+            runner.compute(tables.batch(message))
         elif isinstance(message, Logits):
             runner.logits_of(torch.tensor(message.rows, dtype=torch.int64))
         elif isinstance(message, LoadAdapter | UnloadAdapter):
@@ -112,10 +112,6 @@ def _change_adapters(runner: ModelRunner, message: LoadAdapter | UnloadAdapter) 
     except (EngineError, MemoryError, OSError) as error:
         return str(error)
     return None
-
-
-def _scheduled(work: Work) -> ScheduledSequence:
-    return ScheduledSequence(0, work.token_ids, work.start, work.block_table, False, UNASKED, adapter=work.adapter)
 
 
 def main() -> int:
@@ -135,7 +131,8 @@ def main() -> int:
             return 0
         except Exception as error:  # whatever torch or the file raises: rank 0 tells everybody
             told = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
-            channel.send(Broken(told))
+            with contextlib.suppress(OSError):
+                channel.send(Broken(told))
             return 1
     return 0
 

@@ -27,11 +27,14 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence's share of a step, as far as the pass through the layers needs it (batch.py)."""
+    """A sequence's share of a step, as far as the pass through the layers needs it (batch.py). Its block table is `kept` blocks of
+    the one that it had in the step before, and then `blocks` (tables.py)."""
 
+    sequence: int
     token_ids: list[int]
     start: int
-    block_table: list[int]
+    kept: int
+    blocks: list[int]
     adapter: int | None
 
 
