@@ -15,7 +15,7 @@ from kernels.quantised_weight import to_fp8_rows, to_int8
 
 from ..errors import ConfigError
 from ..models.config import ModelConfig
-from ..tokenizer import load_tokenizer
+from ..tokenizer import Tokenizer, load_tokenizer
 from .awq import to_awq
 from .model import Model
 
@@ -79,6 +79,7 @@ def write_checkpoint(
 ) -> None:
     """`output` must be empty or not there. What is not quantised is kept in float16, vectors too."""
     refuse_full(output)
+    values = _config_of_folder(source) if source.is_dir() else _config_of_gguf(source, config, model)
     output.mkdir(parents=True, exist_ok=True)
     tensors: Tensors = {}
     for name, matrix in model.matrices.items():
@@ -89,17 +90,9 @@ def write_checkpoint(
     for name, vector in model.vectors.items():
         tensors[name if name.endswith(".bias") else f"{name}.weight"] = vector.half()
     if source.is_dir():
-        values = json.loads((source / "config.json").read_text(encoding="utf-8"))
-        for path in source.iterdir():
-            if (
-                path.is_file()
-                and path.suffix not in (".safetensors", ".bin", ".gguf")
-                and "index.json" not in path.name
-            ):
-                shutil.copy(path, output / path.name)
+        _copy_what_is_beside(source, output)
     else:
-        values = _config_of_gguf(config)
-        _write_tokenizer(source, output)
+        _write_tokenizer(load_tokenizer(source), output)
     values |= {"quantization_config": quantization_config, "torch_dtype": "float16", "dtype": "float16"}
     (output / "config.json").write_text(json.dumps(values, indent=2), encoding="utf-8")
     save_file(tensors, output / WEIGHTS, metadata={"format": "pt"})
@@ -111,8 +104,21 @@ def refuse_full(output: Path) -> None:
         raise ConfigError(f"--output {output} exists and is not an empty folder: name another one")
 
 
-def _config_of_gguf(config: ModelConfig) -> dict[str, Any]:
-    """Raises `ConfigError` for an architecture that only GGUF has."""
+def _config_of_folder(folder: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return values
+
+
+def _copy_what_is_beside(folder: Path, output: Path) -> None:
+    """Everything but weights."""
+    for path in folder.iterdir():
+        if path.is_file() and path.suffix not in (".safetensors", ".bin", ".gguf") and "index.json" not in path.name:
+            shutil.copy(path, output / path.name)
+
+
+def _config_of_gguf(source: Path, config: ModelConfig, model: Model) -> dict[str, Any]:
+    """With every value that transformers would otherwise take from its own defaults. Raises `ConfigError` for an architecture
+    that only GGUF has."""
     if config.architecture not in OF_GGUF:
         raise ConfigError(
             f"a GGUF of architecture {config.architecture!r} cannot be written as a folder (those of {', '.join(OF_GGUF)} "
@@ -126,6 +132,10 @@ def _config_of_gguf(config: ModelConfig) -> dict[str, Any]:
     outside: dict[str, Any] = {name: rope.pop(name) for name in ("rope_theta", "partial_rotary_factor") if name in rope}
     if "original_max_position_embeddings" in rope:
         outside["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
+    tokenizer = load_tokenizer(source)
+    special = tokenizer.special
+    named = {"bos": special.bos, "eos": special.eos, "pad": special.extra.get("pad_token")}
+    biased = {name.split(".")[-3] for name in model.vectors if name.endswith(".bias")}
     return {
         "architectures": [architecture],
         "model_type": model_type,
@@ -141,13 +151,15 @@ def _config_of_gguf(config: ModelConfig) -> dict[str, Any]:
         "rope_scaling": rope or None,
         "max_position_embeddings": config.max_position_embeddings,
         "tie_word_embeddings": config.tie_word_embeddings,
+        "attention_bias": "self_attn" in biased,
+        "mlp_bias": "mlp" in biased,
         **({} if "hidden_activation" in own else {"hidden_act": "silu"}),
+        **{f"{name}_token_id": tokenizer.special_id(token) if token else None for name, token in named.items()},
         **own,
     }
 
 
-def _write_tokenizer(source: Path, output: Path) -> None:
-    tokenizer = load_tokenizer(source)
+def _write_tokenizer(tokenizer: Tokenizer, output: Path) -> None:
     tokenizer.save(output / "tokenizer.json")
     special = tokenizer.special
     named = {"bos_token": special.bos, "eos_token": special.eos, "chat_template": tokenizer.chat_template}

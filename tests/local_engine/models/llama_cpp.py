@@ -64,6 +64,17 @@ def write_gguf(
     return path
 
 
+def plain_vocabulary(writer: GGUFWriter, size: int = 99) -> None:
+    """SentencePiece's three special pieces, then single characters."""
+    pieces = ["<unk>", "<s>", "</s>", *(chr(0x100 + number) for number in range(size - 3))]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(pieces)
+    writer.add_token_scores([-float(number) for number in range(size)])
+    writer.add_token_types([2, 3, 3, *([1] * (size - 3))])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
 def _add_keys(writer: GGUFWriter, architecture: MODEL_ARCH, values: dict[str, Any], rope: dict[str, Any]) -> None:
     heads, hidden = values["num_attention_heads"], values["hidden_size"]
     head_dim = values.get("head_dim") or hidden // heads
