@@ -105,6 +105,7 @@ class DecodeStep:
         rows = range(len(batch) + 1)
         return draw_step(batch, rows, lambda chosen: self._logits[chosen.to(self._device)], self._draw)
 
+    @torch.inference_mode()
     def launch(self, batch: Sequence[ScheduledSequence], feeds: Sequence[int]) -> Flight:
         """A step that `takes_ahead` takes, not waited for. `feeds`: for each sequence the row of the last launch whose token it
         goes on with; -1: it brings its own."""

@@ -16,6 +16,7 @@ from .compute_time import split, token_weight
 from .config import BLOCK_SIZE, EngineConfig
 from .errors import ConfigError, EngineError, RanksLost
 from .messages import Abort, AdapterDone, AddSequence, LoadAdapter, ResetPrefixCache, Stats, UnloadAdapter, Update
+from .run_ahead import Launcher, RunAhead
 from .scheduler import Scheduler, Share
 from .sequence import FinishReason, Sequence
 from .speculation import Speculator
@@ -75,6 +76,10 @@ class Runner(Protocol):
 
     def unload_adapter(self, name: str) -> None: ...
 
+    @property
+    def launcher(self) -> Launcher | None:
+        """None where a step is computed while it is waited for."""
+
     def execute(self, batch: Seq[ScheduledSequence]) -> StepOutput: ...
 
 
@@ -102,6 +107,8 @@ class EngineCore:
             speculator=self._speculator,
         )
         self._budget = StepBudget(config.max_num_batched_tokens, config.step_target_ms * 1_000 if adapt_steps else 0)
+        launcher = runner.launcher if self._speculator is None else None
+        self._ahead = RunAhead(launcher, self._scheduler) if launcher is not None else None
         self._grammars = grammars
         self._held: dict[int, Held] = {}
         self._ended: list[Sequence] = []
@@ -145,7 +152,8 @@ class EngineCore:
         running = len(self._scheduler.running)
         if self._speculator is not None:
             self._speculator.begin_step(running)
-        shares = self._scheduler.schedule(self._budget.for_step(running))
+        shares = self._ahead.shares() if self._ahead is not None else []
+        shares = shares or self._scheduler.schedule(self._budget.for_step(running))
         news = self._compute(shares) if shares else {}
         if shares:
             elapsed_us = (time.perf_counter_ns() - began) // 1_000
@@ -283,7 +291,9 @@ class EngineCore:
         self._steps += 1
         began = time.perf_counter_ns()
         try:
-            output = self._runner.execute(batch)
+            output = self._ahead.execute(shares, batch) if self._ahead is not None else None
+            if output is None:
+                output = self._runner.execute(batch)
         except RanksLost:
             raise
         except Exception as error:

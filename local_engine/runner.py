@@ -173,6 +173,11 @@ class ModelRunner:
         return measured_scales(self._model, self._dtype, self.device, most), " with measured scales"
 
     @torch.inference_mode()
+    @property
+    def launcher(self) -> DecodeStep | None:
+        """Where the next step can be launched before this one's tokens are known."""
+        return self._decode
+
     def execute(self, batch: Sequence[ScheduledSequence]) -> StepOutput:
         """Computes every sequence's tokens in one pass and draws a token where one is due."""
         if self._decode is not None and self._decode.takes(batch):

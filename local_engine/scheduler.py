@@ -80,6 +80,21 @@ class Scheduler:
         self._live[sequence.id] = sequence
         self._enqueue(sequence)
 
+    @property
+    def could_admit(self) -> bool:
+        """Somebody waits and there is a seat, though perhaps no page."""
+        return self.waiting_count > 0 and len(self.running) < self.max_num_seqs
+
+    def reserve_next(self, sequences: Seq[Sequence]) -> bool:
+        """Pages for the token after the one that the step at hand computes of each; for all, or false."""
+        missing = [max(0, blocks_for(each.computed + 2) - len(each.block_table)) for each in sequences]
+        if sum(missing) > self.pool.free_count:
+            return False
+        for each, count in zip(sequences, missing, strict=True):
+            if count:
+                each.block_table += self.pool.allocate(count)
+        return True
+
     def find(self, sequence_id: int) -> Sequence | None:
         return self._live.get(sequence_id)
 

@@ -30,6 +30,7 @@ def dice_logits(tokens: Sequence[int]) -> torch.Tensor:
 class DiceRunner:
     vocab_size = VOCAB
     window: int | None = None
+    launcher = None
 
     def __init__(
         self, num_blocks: int, max_model_len: int, memory: int | None = None, saying: bytes | None = None

@@ -19,6 +19,8 @@ from local_engine.batch import ScheduledSequence, StepOutput
 from local_engine.config import EngineConfig
 from local_engine.cuda_graphs import CudaGraphs, recorded_decode_step
 from local_engine.decode_step import SLOTS, TABLE, DecodeStep, Flight, graph_sizes
+from local_engine.engine_core import EngineCore
+from local_engine.messages import AddSequence
 from local_engine.runner import ModelRunner
 from local_engine.sampling_params import SamplingParams
 
@@ -134,6 +136,24 @@ def test_tokens_feed_the_next_step_before_the_host_knows_them(folder: Path, expe
         [expected[0][-3], expected[1][-3]], [expected[0][-2], expected[1][-2]],
     ]  # fmt: skip
     assert second.sequences == (1, 0)
+
+
+def test_an_engine_that_launches_ahead_says_what_one_on_plain_torch_says(folder: Path) -> None:
+    said = []
+    for kernels in ("triton", "torch"):
+        runner = engine(folder, kernels)
+        if kernels == "triton":
+            runner._decode = step_of(runner)
+        core, tokens = EngineCore(EngineConfig("m"), runner), dict[int, list[int]]()
+        for number, (prompt, params) in enumerate(zip(PROMPTS, PARAMS[:2] * 2, strict=False)):
+            own = replace(params, max_tokens=4 + number)
+            core.handle(AddSequence(number, list(prompt), own, 0, b"", 0, None))
+        while core.has_work:
+            for update in core.step():
+                tokens.setdefault(update.id, []).extend(update.tokens)
+        core.check_integrity()
+        said.append(tokens)
+    assert said[0] == said[1] and [len(said[0][number]) for number in range(3)] == [4, 5, 6]
 
 
 def test_a_step_is_taken_only_where_every_sequence_draws_after_one_token(folder: Path) -> None:

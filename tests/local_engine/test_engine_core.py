@@ -41,8 +41,8 @@ class Ended:
 class Harness:
     """An engine core and everything it has said."""
 
-    def __init__(self, num_blocks: int = 64, window: int | None = None, **config: object) -> None:
-        self.runner = TinyRunner(num_blocks, min(MAX_LEN, num_blocks * 16), window=window)
+    def __init__(self, num_blocks: int = 64, window: int | None = None, ahead: bool = False, **config: object) -> None:
+        self.runner = TinyRunner(num_blocks, min(MAX_LEN, num_blocks * 16), window=window, ahead=ahead)
         self.core = EngineCore(EngineConfig("tiny", **config), self.runner)  # type: ignore[arg-type]
         self.ended: dict[int, Ended] = {}
 
@@ -102,11 +102,13 @@ def run(work: Sequence[Job], **config: object) -> Harness:
     caching=st.booleans(),
     seats=st.integers(1, 8),
     policy=st.sampled_from(["fcfs", "priority", "shortest"]),
+    ahead=st.booleans(),
 )
 def test_rule_36_output_depends_on_nothing_but_the_prompt(
-    work: list[Job], blocks: int, budget: int, caching: bool, seats: int, policy: str
+    work: list[Job], blocks: int, budget: int, caching: bool, seats: int, policy: str, ahead: bool
 ) -> None:
-    """Cache on = off, tiny pool = large, any chunk = none, neighbours = alone: all equal the oracle."""
+    """Cache on = off, tiny pool = large, any chunk = none, neighbours = alone, steps launched ahead = not: all equal the
+    oracle."""
     harness = run(
         work,
         num_blocks=blocks,
@@ -114,6 +116,7 @@ def test_rule_36_output_depends_on_nothing_but_the_prompt(
         enable_prefix_caching=caching,
         max_num_seqs=seats,
         scheduling_policy=policy,
+        ahead=ahead,
     )
     for id, job in enumerate(work):
         assert harness.ended[id].tokens == oracle_output(job.prompt, job.output)
@@ -121,11 +124,11 @@ def test_rule_36_output_depends_on_nothing_but_the_prompt(
 
 
 @settings(max_examples=30, deadline=None)
-@given(work=jobs, blocks=st.integers(8, 14), budget=st.integers(1, 70), window=st.integers(1, 50))
+@given(work=jobs, blocks=st.integers(8, 14), budget=st.integers(1, 70), window=st.integers(1, 50), ahead=st.booleans())
 def test_rule_36_pages_behind_a_window_are_given_back_and_nobody_misses_them(
-    work: list[Job], blocks: int, budget: int, window: int
+    work: list[Job], blocks: int, budget: int, window: int, ahead: bool
 ) -> None:
-    harness = run(work, num_blocks=blocks, max_num_batched_tokens=budget, window=window)
+    harness = run(work, num_blocks=blocks, max_num_batched_tokens=budget, window=window, ahead=ahead)
     for id, job in enumerate(work):
         assert harness.ended[id].tokens == oracle_output(job.prompt, job.output, window)
 
@@ -163,9 +166,14 @@ actions = st.lists(
 
 
 @settings(max_examples=100, deadline=None)
-@given(script=actions, blocks=st.integers(8, 12), budget=st.integers(1, 64))
-def test_rule_37_all_pages_come_back_after_any_mix_of_ends(script: list[tuple], blocks: int, budget: int) -> None:  # type: ignore[type-arg]
-    harness = Harness(num_blocks=blocks, max_num_batched_tokens=budget)
+@given(script=actions, blocks=st.integers(8, 12), budget=st.integers(1, 64), ahead=st.booleans())
+def test_rule_37_all_pages_come_back_after_any_mix_of_ends(
+    script: list[tuple],  # type: ignore[type-arg]
+    blocks: int,
+    budget: int,
+    ahead: bool,
+) -> None:
+    harness = Harness(num_blocks=blocks, max_num_batched_tokens=budget, ahead=ahead)
     crashed = False
     for kind, first, second in script:
         id = len(harness.ended)

@@ -26,6 +26,8 @@ OUTPUT = 24
 class Window:
     """The first `num_blocks` pages of a runner, as a runner of its own."""
 
+    launcher = None
+
     def __init__(self, runner: ModelRunner, num_blocks: int) -> None:
         self._runner = runner
         self.num_blocks = num_blocks

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,8 +67,11 @@ class TinyRunner:
         parrot: bool = False,
         step_s: float = 0.0,
         window: int | None = None,
+        ahead: bool = False,
     ) -> None:
-        """`window`: it reads only so many of the last tokens, and the oracle is given no more of them."""
+        """`window`: it reads only so many of the last tokens, and the oracle is given no more of them. `ahead`: it launches steps
+        before the tokens of the one before are asked for."""
+        self.launcher = TinyLauncher(self) if ahead else None
         self.adapters: dict[str, Adapter] = {}
         self.num_blocks = num_blocks
         self.max_model_len = max_model_len
@@ -119,6 +123,37 @@ class TinyRunner:
             at = scheduled.output_position
             return tokens[at] if at < len(scheduled.prompt_token_ids) else END
         return oracle_token(tokens)
+
+
+class TinyLauncher:
+    """A device: steps are computed in the order of their launches, and a token is known to the host when it is collected."""
+
+    def __init__(self, runner: TinyRunner) -> None:
+        self._runner = runner
+        self._last: list[int] = []
+        self.fed = 0
+        """Rows that went on with a token that the host had not seen."""
+
+    def takes_ahead(self, batch: Sequence[ScheduledSequence]) -> bool:
+        return all(len(each.token_ids) == 1 and each.samples for each in batch)
+
+    def launch(self, batch: Sequence[ScheduledSequence], feeds: Sequence[int]) -> TinyFlight:
+        resolved = [
+            replace(each, token_ids=[self._last[feed]]) if feed >= 0 else each
+            for each, feed in zip(batch, feeds, strict=True)
+        ]
+        output = self._runner.execute(resolved)
+        self._last = [tokens[0] if tokens else 0 for tokens in output.tokens]
+        self.fed += sum(feed >= 0 for feed in feeds)
+        return TinyFlight(output)
+
+
+@dataclass(frozen=True)
+class TinyFlight:
+    output: StepOutput
+
+    def collect(self) -> StepOutput:
+        return self.output
 
 
 def write_model_folder(folder: Path, *more: str) -> Path:
