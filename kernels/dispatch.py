@@ -6,12 +6,16 @@ import logging
 import platform
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from .batch import BLOCK, StepLayout
 from .linear import stored
 from .operations import Attention, Operations, TorchOperations
+
+if TYPE_CHECKING:
+    from .cpu.operations import CpuOperations
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +35,14 @@ def choose_operations(
     widths: Sequence[int],
     head_dim: int,
     bfloat16: bool = False,
+    int8: bool = False,
     path: str = "auto",
 ) -> Operations:
     """`widths` are those of the inputs of the model's matrices. `path`: `auto` (Triton on CUDA, numba on the CPU), `torch`
     whatever the machine can do, or `triton` also on the CPU, where TRITON_INTERPRET=1 must be set (for tests: it is slow).
 
-    `bfloat16`: some weights are stored in it, and activations may be rounded to it where the processor gains by that. A path that
+    `bfloat16`: some weights are stored in it, and activations may be rounded to it where the processor gains by that. `int8`: the
+    same of weights in 8 and 4 bits, and of activations in 8. A path that
     cannot run, or that computes something else than plain torch here, falls back to plain torch with one log line; `triton`
     asked for by name raises ValueError instead.
     """
@@ -48,9 +54,7 @@ def choose_operations(
     if device.type != "cpu":
         return fallback
     try:
-        from .cpu.onednn import bfloat16_works
         from .cpu.operations import CpuOperations, fits
-        from .cpu.pairs import pairs_work
         from .cpu.tape import one_pool
     except (ImportError, RuntimeError, OSError) as error:  # no numba, or no folder for its compiled code
         logger.warning("CPU kernels are off (%s): plain torch runs instead", error)
@@ -70,18 +74,41 @@ def choose_operations(
         logger.warning("CPU kernels differ from plain torch by %.1e here: plain torch runs instead", difference)
         return fallback
     logger.info("CPU kernels agree with plain torch (%.0e) after %.1f s", difference, time.monotonic() - started)
-    if not bfloat16:
-        return CpuOperations(threads, capacity, max_context)
-    if (reason := pairs_work(threads)) is None:
-        operations = CpuOperations(threads, capacity, max_context, pairs=True)
-        operations.name = f"bfloat16 dot products and numba kernels on {threads} CPU threads"
-        return operations
-    logger.info("own bfloat16 linears are off (%s): oneDNN is asked", reason)
-    if reason := bfloat16_works():
-        logger.info("oneDNN's bfloat16 linears are off (%s): the numba kernels read the bfloat16 weights", reason)
-        return CpuOperations(threads, capacity, max_context)
-    operations = CpuOperations(threads, capacity, max_context, packed_float=torch.bfloat16)
-    operations.name = f"oneDNN bfloat16 linears and numba kernels on {threads} CPU threads"
+    return _rounding_operations(threads, capacity, max_context, bfloat16=bfloat16, int8=int8)
+
+
+def _rounding_operations(threads: int, capacity: int, max_context: int, *, bfloat16: bool, int8: bool) -> CpuOperations:
+    """The CPU's kernels with whatever they may round and the processor gains by."""
+    from .cpu.int8_weights import int8_works
+    from .cpu.onednn import bfloat16_works
+    from .cpu.operations import CpuOperations
+    from .cpu.pairs import pairs_work
+
+    names: list[str] = []
+    pairs, packed_float = False, None
+    if int8:
+        reason = int8_works(threads)
+        int8 = reason is None
+        if int8:
+            names.append("8-bit activations at quantised matrices")
+        else:
+            logger.info("own 8-bit linears are off (%s): activations stay float32", reason)
+    if bfloat16 or int8:
+        reason = pairs_work(threads)
+        pairs = reason is None
+        if pairs:
+            names.append("bfloat16 dot products")
+        else:
+            logger.info("own bfloat16 linears are off (%s)", reason)
+    if bfloat16 and not pairs:
+        if reason := bfloat16_works():
+            logger.info("oneDNN's bfloat16 linears are off (%s): the numba kernels read the bfloat16 weights", reason)
+        else:
+            packed_float = torch.bfloat16
+            names.append("oneDNN bfloat16 linears")
+    operations = CpuOperations(threads, capacity, max_context, packed_float, pairs, int8)
+    if names:
+        operations.name = f"{', '.join(names)} and numba kernels on {threads} CPU threads"
     return operations
 
 

@@ -89,6 +89,7 @@ class ModelRunner:
                 widths=_widths(model, family, cut),
                 head_dim=model.head_dim,
                 bfloat16=source.stores_bfloat16 and config.dtype in ("auto", "bfloat16"),
+                int8=source.stored_as is not None and config.dtype in ("auto", "bfloat16"),
                 path=config.kernels,
             )
         except ValueError as error:
@@ -172,12 +173,12 @@ class ModelRunner:
         most = min(self._capacity, self.max_model_len)
         return measured_scales(self._model, self._dtype, self.device, most), " with measured scales"
 
-    @torch.inference_mode()
     @property
     def launcher(self) -> DecodeStep | None:
         """Where the next step can be launched before this one's tokens are known."""
         return self._decode
 
+    @torch.inference_mode()
     def execute(self, batch: Sequence[ScheduledSequence]) -> StepOutput:
         """Computes every sequence's tokens in one pass and draws a token where one is due."""
         if self._decode is not None and self._decode.takes(batch):

@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from ..batch import BLOCK, StepLayout
-from ..linear import FLOATS, GROUP, PANEL, Panels, pack
+from ..linear import FLOATS, GROUP, PANEL, Panels, StoredWeight, pack
 from ..low_rank import AdapterPairs, adapt_rows
 from ..operations import Attention, Experts, Matrix, choose_experts
 from ..quantised_weight import Weight, as_stored
 from ..sampling import DrawSettings
 from . import attention, elementwise, linear, sampling
+from .int8_weights import GROUP_BYTES, ByteMatrix, pack_bytes, row_bytes
 from .onednn import OneDnnMatrix
 from .pairs import WIDE, PairMatrix, pack_pairs
 from .tape import Tape, float_bits
@@ -39,7 +40,7 @@ TASKS_PER_THREAD = 8
 class PanelMatrix:
     """One matrix as runs of panels; several where its parts are stored differently."""
 
-    def __init__(self, runs: list[Panels]) -> None:
+    def __init__(self, runs: list[Panels | ByteMatrix]) -> None:
         self.runs = runs
 
     @property
@@ -60,16 +61,19 @@ class CpuOperations:
         max_context: int,
         packed_float: torch.dtype | None = None,
         pairs: bool = False,
+        int8: bool = False,
     ) -> None:
         """`capacity`: tokens per step; `max_context`: longest context of a sequence.
 
         `packed_float`: matrices stored in this type go to oneDNN (onednn.py) instead of the panels. `pairs`: those stored in
-        bfloat16 are multiplied by the processor's own instruction (pairs.py), with activations rounded to it.
+        bfloat16, and queries with a cache in it, are multiplied by the processor's own instruction (pairs.py), with activations
+        rounded to it. `int8`: matrices in 8 and 4 bits are multiplied with activations rounded to 8 (int8.py).
         """
         self.name = f"numba kernels on {threads} CPU threads, float32 activations"
         self.held: set[str] = set()
-        self._packed_float, self._pairs = packed_float, pairs
+        self._packed_float, self._pairs, self._int8 = packed_float, pairs, int8
         self._narrow: dict[int, torch.Tensor] = {}
+        self._rounded: dict[int, torch.Tensor] = {}
         self._narrowed: set[int] = set()
         self.threads, self.capacity = threads, capacity
         self._columns = -(-max_context // PANEL) * PANEL
@@ -88,7 +92,7 @@ class CpuOperations:
 
     def buffer(self, width: int) -> torch.Tensor:
         wide = torch.empty(self.capacity, -(-width // WIDE) * WIDE, dtype=torch.float32)
-        if self._pairs:
+        if self._pairs and "bf16" in self.held:
             self._narrow[wide.data_ptr()] = torch.empty(wide.shape, dtype=torch.bfloat16)
         return wide[:, :width]
 
@@ -101,8 +105,13 @@ class CpuOperations:
         if self._pairs and storages == {"bf16"}:
             return pack_pairs(whole)
         if len(storages) == 1:
-            return PanelMatrix([pack(whole)])
-        return PanelMatrix([pack([part]) for part in whole])
+            return PanelMatrix([self._run_of(whole)])
+        return PanelMatrix([self._run_of([part]) for part in whole])
+
+    def _run_of(self, parts: list[StoredWeight]) -> Panels | ByteMatrix:
+        """Parts of one storage. Another run may follow only where this one fills its panels."""
+        whole = sum(part.shape[0] for part in parts) % WIDE == 0
+        return pack_bytes(parts) if self._int8 and parts[0].storage in GROUP_BYTES and whole else pack(parts)
 
     def vector(self, values: torch.Tensor, exact: bool = False) -> torch.Tensor:
         return values.float().contiguous()
@@ -187,22 +196,40 @@ class CpuOperations:
             self._add_pairs(tape, header, x, weight, out, add)
             return
         assert isinstance(weight, PanelMatrix)
+        rounded = x
+        if any(isinstance(run, ByteMatrix) for run in weight.runs):
+            rounded = self._round(tape, header, x)
         column = 0
         for run in weight.runs:
             per_task = max(1, run.panels // (self.threads * TASKS_PER_THREAD))
+            source = rounded if isinstance(run, ByteMatrix) else x
             arguments = [
-                x.data_ptr(), _stride(x), run.data.data_ptr(), run.groups, run.panels,
+                source.data_ptr(), _stride(source), run.data.data_ptr(), run.groups, run.panels,
                 out.data_ptr() + 4 * column, _stride(out), int(add), per_task, self._scratch.ctypes.data,
             ]  # fmt: skip
-            tape.add(_LINEAR[run.storage], header, arguments, (x, run, out))
+            function = _int8_linear(run.storage) if isinstance(run, ByteMatrix) else _LINEAR[run.storage]
+            tape.add(function, header, arguments, (source, run, out))
             column += run.outputs
+
+    def _round(self, tape: Tape, header: NDArray[np.int64], x: torch.Tensor) -> torch.Tensor:
+        """Where the tape rounds x to 8 bits."""
+        from .int8 import round_rows
+
+        rounded = self._rounded.get(x.data_ptr())
+        if rounded is None:
+            rounded = self._rounded[x.data_ptr()] = torch.empty(x.shape[0], row_bytes(x.shape[1]), dtype=torch.uint8)
+        arguments = [x.data_ptr(), _stride(x), rounded.data_ptr(), _stride(rounded), x.shape[1] // GROUP]
+        tape.add(round_rows, header, arguments, (x, rounded))
+        return rounded
 
     def _add_pairs(
         self, tape: Tape, header: NDArray[np.int64], x: torch.Tensor, weight: PairMatrix, out: torch.Tensor, add: bool
     ) -> None:
         from .bfloat16 import linear_pairs
 
-        narrow = self._narrow[x.data_ptr()]
+        narrow = self._narrow.get(x.data_ptr())
+        if narrow is None:
+            narrow = self._narrow[x.data_ptr()] = torch.empty(x.shape, dtype=torch.bfloat16)
         if x.data_ptr() not in self._narrowed:
             arguments = [x.data_ptr(), _stride(x), narrow.data_ptr(), _stride(narrow), x.shape[1]]
             tape.add(elementwise.narrow, header, arguments, (x, narrow))
@@ -325,7 +352,8 @@ class CpuOperations:
         if not isinstance(head, OneDnnMatrix):
             self._add_linear(tape, header, normed, head, out, add=False)
         tape.run(self.threads)
-        self._narrow.pop(normed.data_ptr(), None)
+        for copies in (self._narrow, self._rounded):
+            copies.pop(normed.data_ptr(), None)
         if isinstance(head, OneDnnMatrix):
             head.apply(normed, out[:, : head.outputs], add=False)
         return out[:, : head.outputs]
@@ -375,6 +403,12 @@ def attention_items(layout: StepLayout) -> NDArray[np.int64]:
 def fits(widths: Sequence[int], head_dim: int) -> bool:
     """True when these kernels can serve a model whose matrices have inputs of such widths."""
     return all(width % GROUP == 0 for width in widths) and head_dim % PANEL == 0
+
+
+def _int8_linear(storage: str) -> Any:
+    from . import int8
+
+    return {"q8_0": int8.linear_q8_0, "q4_1": int8.linear_q4_1, "q4_0": int8.linear_q4_0}[storage]
 
 
 def _stride(tensor: torch.Tensor) -> int:
