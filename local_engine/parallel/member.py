@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -29,6 +30,10 @@ from .tables import KeptTables
 if TYPE_CHECKING:
     from ..runner import ModelRunner
     from .group import Group
+
+
+PR_SET_PDEATHSIG = 1
+"""linux/prctl.h"""
 
 
 class Channel:
@@ -114,12 +119,19 @@ def _change_adapters(runner: ModelRunner, message: LoadAdapter | UnloadAdapter) 
     return None
 
 
+def _end_with_rank_0() -> None:
+    """Also while this process is stopped, when no thread of it could see the pipe close (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="local_engine.parallel.member")
     parser.add_argument("--channel", type=int, required=True)
     parser.add_argument("--parent-fd", type=int, required=True)
     arguments = parser.parse_args()
     exit_with_parent(arguments.parent_fd)
+    _end_with_rank_0()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="rank: %(levelname)s %(message)s")

@@ -27,8 +27,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence's share of a step, as far as the pass through the layers needs it (batch.py). Its block table is `kept` blocks of
-    the one that it had in the step before, and then `blocks` (tables.py)."""
+    """A sequence's share of a step, as far as the pass through the layers needs it (batch.py). Its block table is the first
+    `kept` blocks of the one in the step before, and then `blocks` (tables.py)."""
 
     sequence: int
     token_ids: list[int]

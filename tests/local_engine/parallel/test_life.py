@@ -99,9 +99,10 @@ def test_a_stop_leaves_no_process(folder: Path, tmp_path: Path) -> None:
         engine.gone(core, rank)
 
 
-def test_ranks_end_with_the_process_that_started_them(engine: SplitEngine) -> None:
+def test_ranks_end_with_the_process_that_started_them_even_stopped(engine: SplitEngine) -> None:
     core, rank = engine.core(), engine.rank()
     client, answer, _ = begin(engine)
+    os.kill(rank, signal.SIGSTOP)
     engine.process.kill()
     engine.gone(core, rank)
     answer.close()
