@@ -55,6 +55,12 @@ def engine(folder: Path, kernels: str) -> ModelRunner:
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def on_triton(folder: Path) -> ModelRunner:
+    """For tests that write the pages they read."""
+    return engine(folder, "triton")
+
+
 def step_of(runner: ModelRunner, most: int = 4) -> DecodeStep:
     operations = runner._model._operations
     assert operations.draws_on_device is not None
@@ -107,9 +113,9 @@ def poison(runner: ModelRunner) -> list[torch.Tensor]:
 
 
 def test_a_padded_step_gives_the_tokens_of_an_unpadded_one_and_touches_no_page_of_others(
-    folder: Path, expected: list[list[int]]
+    on_triton: ModelRunner, expected: list[list[int]]
 ) -> None:
-    runner = engine(folder, "triton")
+    runner = on_triton
     caches, step, tokens = poison(runner), step_of(runner), [list(prompt) for prompt in PROMPTS]
     follow(tokens, runner.execute(batch_of(tokens, 0)))
     for position in (1, 2, 3):
@@ -120,8 +126,10 @@ def test_a_padded_step_gives_the_tokens_of_an_unpadded_one_and_touches_no_page_o
     assert all(bool(each[[4, 6]].isnan().all()) for each in caches)
 
 
-def test_tokens_feed_the_next_step_before_the_host_knows_them(folder: Path, expected: list[list[int]]) -> None:
-    runner, plain = engine(folder, "triton"), [*PARAMS[:2], PARAMS[0]]
+def test_tokens_feed_the_next_step_before_the_host_knows_them(
+    on_triton: ModelRunner, expected: list[list[int]]
+) -> None:
+    runner, plain = on_triton, [*PARAMS[:2], PARAMS[0]]
     step, tokens = step_of(runner), [list(prompt) for prompt in PROMPTS]
     follow(tokens, runner.execute(batch_of(tokens, 0, plain)))
     first = step.launch(batch_of(tokens, 1, plain), [-1, -1, -1])
@@ -156,8 +164,8 @@ def test_an_engine_that_launches_ahead_says_what_one_on_plain_torch_says(folder:
     assert said[0] == said[1] and [len(said[0][number]) for number in range(3)] == [4, 5, 6]
 
 
-def test_a_step_is_taken_only_where_every_sequence_draws_after_one_token(folder: Path) -> None:
-    step = step_of(engine(folder, "triton"), most=2)
+def test_a_step_is_taken_only_where_every_sequence_draws_after_one_token(on_triton: ModelRunner) -> None:
+    step = step_of(on_triton, most=2)
     one = batch_of([[1, 2]], 1)[0]
     assert step.takes([one, one]) and step.takes_ahead([one]) and not step.takes([one, one, one])
     for other in (
@@ -264,8 +272,8 @@ def _replace_tensors(thing: Any, fake_of: dict[int, torch.Tensor], seen: set[int
     return thing
 
 
-def test_a_batch_is_one_copy_of_integers(folder: Path) -> None:
-    step = step_of(engine(folder, "triton"))
+def test_a_batch_is_one_copy_of_integers(on_triton: ModelRunner) -> None:
+    step = step_of(on_triton)
     step.load(batch_of([list(range(40, 60)), [8, 9]], 1), 4, [-1, 1])
     numbers = step._numbers[: (TABLE + 2) * 4].view(TABLE + 2, 4)
     assert numbers.tolist() == [
@@ -341,11 +349,11 @@ def test_graphs_are_recorded_the_largest_first_on_padding_and_after_two_runs(mon
 
 
 def test_an_engine_decodes_by_its_graphs_and_says_why_it_has_none(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: Path, on_triton: ModelRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     Recorded().install(monkeypatch)
     caplog.set_level("INFO")
-    runner, config, said = engine(folder, "triton"), EngineConfig("m", max_num_seqs=2), list[str]()
+    runner, config, said = on_triton, EngineConfig("m", max_num_seqs=2), list[str]()
     step = recorded_decode_step(config, runner._model, runner._model._operations, 32, CPU, said.append)
     assert step is not None and step.sizes == (1, 2) and said == ["recording CUDA graphs of 2 sizes"]
     assert "Graph capturing finished in" in caplog.text
