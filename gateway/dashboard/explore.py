@@ -12,7 +12,17 @@ from litestar.response import Stream
 
 from billing.csv_text import csv_lines
 from gateway.dashboard.app import Seen
-from gateway.dashboard.figures import COUNTS, MONEYS, add_up, buckets, by_group, chart, main_currency, question
+from gateway.dashboard.figures import (
+    COUNTS,
+    MONEYS,
+    add_up,
+    buckets,
+    by_group,
+    chart,
+    interval_starts,
+    main_currency,
+    question,
+)
 from gateway.dashboard.inside import Json
 from gateway.dashboard.security import HEADERS
 from gateway.dashboard.visit import Visit
@@ -50,13 +60,18 @@ class ExploreController(Controller):
 
     @get("/series.json", include_in_schema=False)
     async def series(self, visit: Seen) -> Response[object]:
-        """Requests and errors per interval, for the chart that can be zoomed. `[[seconds], [requests], [errors]]`."""
+        """Requests and errors of every interval, for the chart that can be zoomed. `[[seconds], [requests], [errors]]`."""
         _, filters = _asked(visit)
         found, _ = await buckets(visit, filters=filters)
-        at = [int(datetime.fromisoformat(row["start"]).timestamp()) for row in found]
-        data = [at, [row["requests"] for row in found], [row["errors"] for row in found]]
+        rows = {row["start"]: row for row in found}
+        starts = interval_starts(visit)
+        at = [int(datetime.fromisoformat(start).timestamp()) for start in starts]
+        data = [
+            at,
+            *([rows[start][name] if start in rows else 0 for start in starts] for name in ("requests", "errors")),
+        ]
         speech = visit.look.speech
-        labels = [speech.say("Requests"), speech.say("Errors")]
+        labels = [speech.say("Time"), speech.say("Requests"), speech.say("Errors")]
         return Response({"data": data, "labels": labels, "timezone": visit.range.timezone}, headers=HEADERS)
 
     @get("/export.csv", include_in_schema=False)

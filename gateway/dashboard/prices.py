@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from litestar import Controller, Request, Response, get, post
 
-from billing.times import format_time, now_us
+from billing.times import SECOND_US, format_time, now_us
 from billing.usage import TokenClass
 from gateway.dashboard.app import Seen, read_form, whole
 from gateway.dashboard.inside import Json, Refused
@@ -25,7 +25,8 @@ PRICE_FIELDS: Final = (
     "service_tier",
     "processing",
 )
-UNITS: Final = ("mtok", "request", "second", "image", "hour")
+UNITS: Final = {"mtok": "million tokens", "request": "request", "second": "second", "image": "image", "hour": "hour"}
+"""A price's unit as people say it."""
 
 
 class PricesController(Controller):
@@ -61,6 +62,7 @@ class PricesController(Controller):
             providers=sorted(visit.services.router.providers),
             teams=teams,
             now=now,
+            moment=format_time(now_us() // SECOND_US * SECOND_US),
         )
 
     @get("/drift", include_in_schema=False)

@@ -30,13 +30,21 @@ async function drawZoom(place) {
   if (!answer.ok) return;
   const { data, labels, timezone } = await answer.json();
   if (data[0].length < 2) return;
+  const language = document.documentElement.lang;
+  const words = (options) => new Intl.DateTimeFormat(language, { timeZone: timezone, ...options });
+  const [day, hour] = [words({ month: "short", day: "numeric" }), words({ hour: "2-digit", minute: "2-digit", hourCycle: "h23" })];
+  const moment = words({ dateStyle: "medium", timeStyle: "short", hourCycle: "h23" });
+  const ticks = (chart, at, axis, space, step) => at.map((each) => {
+    const [date, time] = [day.format(each * 1000), hour.format(each * 1000)];
+    return step >= 86400 || time === "00:00" ? date : time;
+  });
   const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
   const chart = new uPlot({
     width: place.clientWidth,
     height: 180,
     tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), timezone),
-    axes: [axis, { ...axis, size: 56 }],
-    series: [{}, { label: labels[0], stroke: colour("--s0"), width: 1.5 }, { label: labels[1], stroke: colour("--bad"), width: 1.5 }],
+    axes: [{ ...axis, values: ticks }, { ...axis, size: 56 }],
+    series: [{ label: labels[0], value: (chart, at) => (at == null ? "–" : moment.format(at * 1000)) }, { label: labels[1], stroke: colour("--s0"), width: 1.5 }, { label: labels[2], stroke: colour("--bad"), width: 1.5 }],
   }, data, place);
   new ResizeObserver(() => chart.setSize({ width: place.clientWidth, height: 180 })).observe(place);
 }

@@ -238,6 +238,9 @@ def test_rule_10_every_page_shows_the_ledgers_sums_for_a_month_of_any_zone(
         column = header.index(f"settled {currency}")
         assert sum(Decimal(line.split(",")[column]) for line in exported[1:]) == ledger
     assert f">{speech.number(len(rows))}<" in pages[""]
+    at, requests, errors = json.loads(owner.get(f"/explore/series.json?{zone}").text)["data"]
+    assert len(at) == (last - first).days + 1 == len(requests) == len(errors), "a day without requests is a day"
+    assert (sum(requests), at[0] * 1_000_000) == (len(rows), chosen.start_us)
 
 
 def test_a_requests_page_has_its_whole_arithmetic(product: Product, world: World, owner: Browser) -> None:
