@@ -39,7 +39,7 @@ class _Generator:
                     self._counter = int.from_bytes(self._random(10), "big") >> 7
             counter = self._counter
             value = self._last_ms << 80 | 7 << 76 | (counter >> 62) << 64 | 2 << 62 | counter & ((1 << 62) - 1)
-        return _uuid(value)
+        return uuid_of(value)
 
     def _random(self, count: int) -> bytes:
         if self._at + count > len(self._pool):
@@ -49,8 +49,8 @@ class _Generator:
         return taken
 
 
-def _uuid(value: int) -> uuid.UUID:
-    """`UUID(int=value)` without its checks, which cost more than the rest of an id: the value is made here."""
+def uuid_of(value: int) -> uuid.UUID:
+    """`UUID(int=value)` without its checks, which cost more than the rest of an id: the value is one of ours."""
     made = object.__new__(uuid.UUID)
     object.__setattr__(made, "int", value)
     object.__setattr__(made, "is_safe", uuid.SafeUUID.unknown)

@@ -24,6 +24,7 @@ from gateway.admission.claims import (
 from gateway.admission.memory_state import BudgetSum, HeldInScope, HeldLease, ScopeState, check_amended, check_scopes
 from gateway.admission.store import AlreadyFinished
 from gateway.admission.window import SECOND_US
+from gateway.ids import uuid_of
 
 REMEMBERED_US = 120 * SECOND_US
 REMEMBERED_LEAST = 12_500
@@ -148,7 +149,7 @@ class MemoryStore:
         listed = list(islice(self._unshipped.items(), limit))
         complete = len(listed) == len(self._unshipped)
         settled = {
-            UUID(int=request_id): {BudgetWindow(*name): nano for name, nano in amounts.items()}
+            uuid_of(request_id): {BudgetWindow(*name): nano for name, nano in amounts.items()}
             for request_id, amounts in listed
         }
         if not complete:  # others the next time: these could be such as never get a row

@@ -21,9 +21,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Final
-from uuid import UUID
 
-from sqlalchemy import exists, or_, select, text
+from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -32,9 +31,9 @@ from billing.database import catalog_version, reading
 from billing.errors import BillingError
 from billing.exchange import RateBook
 from billing.spending import MOST, overflowed, spent
-from billing.tables import OVERFLOWED, corrections, usage
 from billing.wallets import balance_nano
 from gateway.admission.claims import Base, BudgetWindow
+from gateway.admission.counted import counted_among
 from gateway.admission.listener import BudgetListener, Unheard
 from gateway.admission.memory import MemoryStore
 from gateway.admission.store import LimitStore, StoreUnavailable
@@ -53,7 +52,6 @@ ACTIVE_S: Final = 120.0
 """A budget period is kept in line by a process for so long after its last request there."""
 WINDOWS_PER_ROUND: Final = 200
 SETTLEMENTS_PER_ROUND: Final = 2000
-MOST_HELD: Final = 1000
 TRIES: Final = 5
 UNHEARD: Final = Unheard()
 
@@ -204,7 +202,7 @@ class Seeding:
         try:
             async with asyncio.timeout(READ_TIMEOUT_S), self._snapshot() as connection:
                 listed = await self._store.unshipped(windows, SETTLEMENTS_PER_ROUND)
-                shipped = await _shipped(connection, listed.settled)
+                shipped = await counted_among(connection, listed.settled)
                 sums = {}
                 for window in windows:
                     if listed.complete or not listed.versions.get(window, 0):
@@ -298,20 +296,3 @@ class Seeding:
             self._versions[window] = version
         if mine:
             await self.reconcile(mine)
-
-
-async def _shipped(connection: AsyncConnection, ids: Collection[UUID]) -> set[UUID]:
-    """Those that the database counts. A row without an amount counts nothing there, so what was posted for it stays until the row
-    is corrected; the newest `MOST_HELD` of such."""
-    counted, held = set[UUID](), list[UUID]()
-    corrected = exists().where(corrections.c.original_id == usage.c.id)
-    counts = or_(usage.c.settled_nano.is_not(None), text(OVERFLOWED), corrected)
-    listed = list(ids)
-    for start in range(0, len(listed), 500):
-        chunk = listed[start : start + 500]
-        for row in await connection.execute(select(usage.c.id, counts).where(usage.c.id.in_(chunk))):
-            if row[1]:
-                counted.add(row[0])
-            else:
-                held.append(row[0])
-    return counted.union(sorted(held)[:-MOST_HELD])

@@ -16,7 +16,7 @@ from billing.teams import update_team
 from billing.usage import Usage
 from billing.wallet_credits import top_up
 from gateway.access.identity import Identity
-from gateway.admission import seeding
+from gateway.admission import counted
 from gateway.admission.wallet import WALLET_ID, wallet_window
 from gateway.errors import ApiError
 from gateway.ids import new_request_id
@@ -119,7 +119,7 @@ async def test_a_row_without_an_amount_counts_its_reservation_until_it_is_correc
 async def test_so_many_rows_without_an_amount_are_held_and_no_more(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seeding, "MOST_HELD", 2)
+    monkeypatch.setattr(counted, "MOST_HELD", 2)
     await house.budget("1", house.american)
     key = house.key(house.american)
     leases = [await house.admit(key) for _ in range(4)]
