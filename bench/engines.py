@@ -42,6 +42,10 @@ POINTS = (
 )
 QUICK = ("short-1", "short-8", "short-32")
 DEADLINE_S = 120.0
+REPEATED_WITHIN = 1.6
+"""A visit that took more than so many times the shortest of its point is not made again: no later round changes who leads."""
+MINUTES = 11.0
+"""After so long no second round begins, so that a run ends within a quarter of an hour."""
 
 
 @dataclass(slots=True)
@@ -68,11 +72,12 @@ async def visit(target: Target, point: Point, seed: str) -> Wave:
 async def measure(columns: Sequence[Column], points: Iterable[Point], rounds: int, ends_s: float) -> None:
     """Visits every column once per point and round. From `ends_s` of the monotonic clock on, only first rounds begin."""
     for point in points:
+        visited = [column for column in columns if column.engine is not None and point.name in column.entry.points]
         for turn in range(rounds):
             if turn and time.monotonic() > ends_s:
                 break
-            for column in columns:
-                if column.engine is None or column.failed or point.name not in column.entry.points:
+            for column in repeated(visited, point.name) if turn else visited:
+                if column.engine is None or column.failed:
                     continue
                 others = {other.entry.name: _cpu(other) for other in columns if other is not column}
                 try:
@@ -88,6 +93,16 @@ async def measure(columns: Sequence[Column], points: Iterable[Point], rounds: in
                     if other is not column:
                         spent = _cpu(other) - others[other.entry.name]
                         other.idle_cpu = max(other.idle_cpu, spent / seen.elapsed_s)
+
+
+def repeated(columns: Sequence[Column], point: str) -> list[Column]:
+    """Those whose last visit was not hopelessly slower than the fastest one."""
+    took = {column.entry.name: column.waves[point][-1].elapsed_s for column in columns if column.waves.get(point)}
+    return [
+        column
+        for column in columns
+        if took.get(column.entry.name, math.inf) <= REPEATED_WITHIN * min(took.values(), default=0.0)
+    ]
 
 
 def _cpu(column: Column) -> float:
@@ -149,7 +164,7 @@ def main() -> None:
     parser.add_argument("--points", default=",".join(point.name for point in POINTS))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="one round of three points")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no second round after so long")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="begin no second round after so long")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "engines.json")
     options = parser.parse_args()
     chosen = QUICK if options.quick else options.points.split(",")
