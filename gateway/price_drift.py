@@ -88,7 +88,8 @@ class PriceDrift:
             await asyncio.gather(task, return_exceptions=True)
 
     async def look(self) -> DriftReport:
-        known = "" if self._known is None else await asyncio.to_thread(self._known.read_text, encoding="utf-8")
+        """Raises `InvalidPrice` where the acknowledged differences cannot be read."""
+        known = "" if self._known is None else await asyncio.to_thread(_text_of, self._known)
         async with self._looking:
             when = (self._catalog.snapshot.books.prices.version, now_us() // DAY_US, known)
             if self._seen is None or self._seen[0] != when:
@@ -103,7 +104,7 @@ class PriceDrift:
             try:
                 if self._catalog.ready:
                     await self.look()
-            except (OSError, InvalidPrice) as error:
+            except InvalidPrice as error:
                 logger.warning("prices could not be compared: %s", error)
             await asyncio.sleep(EVERY_S)
 
@@ -131,6 +132,13 @@ class PriceDrift:
                 logger.warning("%s was not compared with the price book: %s", source.name, source.detail)
             if self._metrics is not None and source.state != "absent":
                 self._metrics.price_drift.labels(source.name).set(math.nan if source.state == "failed" else count)
+
+
+def _text_of(known: Path) -> str:
+    try:
+        return known.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidPrice(f"price_drift.known: {known} cannot be read: {error}", field="price_drift.known") from error
 
 
 def _comparable(row: PriceRow | PriceDraft) -> bool:

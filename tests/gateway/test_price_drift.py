@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing import seed
 from billing.database import open_database
+from billing.errors import InvalidPrice
 from billing.price_drift import ListedPrice, price_drift, write_acknowledged
 from billing.price_file import PriceFile, parse_yaml
 from billing.publishing import publish_price
@@ -113,6 +114,17 @@ async def test_rule_06_a_price_that_differs_is_an_alarm_until_it_is_published_or
     assert ((await keeper.look()).new, value(metrics, "genai-prices")) == ([], 0)
     await post(database, catalog, "10", "2026-03-01T00:00:00Z")
     assert [each.ours for each in (await keeper.look()).new] == ["10"]
+
+
+@pytest.mark.parametrize("text", [None, "- 3\n", "{"])
+async def test_what_cannot_be_read_as_acknowledged_is_said_and_acknowledges_nothing(
+    catalog: Catalog, tmp_path: Path, text: str | None
+) -> None:
+    known = tmp_path / "known.yaml"
+    if text is not None:
+        known.write_text(text)
+    with pytest.raises(InvalidPrice, match="known"):
+        await PriceDrift(catalog, known).look()
 
 
 async def test_a_newer_release_s_book_is_an_alarm_where_it_is_younger_than_the_row(

@@ -144,6 +144,22 @@ def test_no_page_can_be_framed_or_run_what_is_not_ours(world: World, owner: Brow
             assert "http://" not in answer.text.replace("http://127.0.0.1", "") or path.startswith("/prices"), path
 
 
+def test_the_api_s_description_is_open_framed_by_nobody_and_runs_nothing_of_others(visitor: Visitor) -> None:
+    stranger = visitor().client
+    for path, kind in (("/schema", "text/html"), ("/schema/openapi.json", "application/vnd.oai.openapi+json")):
+        answer = stranger.get(path)
+        assert (answer.status_code, answer.headers["content-type"].partition(";")[0]) == (200, kind)
+        assert answer.headers["x-frame-options"] == "DENY"
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert "unsafe" not in answer.headers["content-security-policy"]
+    page = stranger.get("/schema").text
+    assert re.search(r"<script(?![^>]*\ssrc=\"/dashboard/files/)", page) is None
+    assert re.search(r"<[^>]+\s(style|on\w+)=|https?://", page) is None
+    for wrong, status in (("/schema/nothing", 404), ("/schema/../admin/v1/teams", 401)):
+        assert stranger.get(wrong).status_code == status
+    assert stranger.post("/schema").status_code == 405
+
+
 @pytest.mark.parametrize(
     "target",
     [
