@@ -63,21 +63,16 @@ class CudaGraphs:
         self._graphs[size].replay()
 
 
-def recorded_decode_step(
-    config: EngineConfig,
-    model: Decoder,
-    operations: Operations,
-    max_context: int,
-    device: torch.device,
-    progress: Callable[[str], None],
+def decode_step(
+    config: EngineConfig, model: Decoder, operations: Operations, max_context: int, device: torch.device
 ) -> DecodeStep | None:
-    """None, with a line that says why, where a pass of this model or path waits for the host."""
+    """Its buffers, before the KV pool takes what is left; None, with a line that says why, where a pass waits for the host."""
     draw_on_device = operations.draws_on_device
     if draw_on_device is None or not model.never_waits:
-        why = "experts or ranks wait for the host" if draw_on_device is not None else operations.name
+        why = "experts wait for the host" if draw_on_device is not None else operations.name
         logger.info("no CUDA graphs (%s): steps are launched one operation at a time", why)
         return None
-    step = DecodeStep(
+    return DecodeStep(
         model,
         most=config.max_num_seqs,
         max_context=max_context,
@@ -85,10 +80,13 @@ def recorded_decode_step(
         draw=operations.draw,
         draw_on_device=draw_on_device,
     )
+
+
+def record(step: DecodeStep, device: torch.device, progress: Callable[[str], None]) -> None:
+    """From here on the step runs by graphs. The KV cache is where it will stay, and nobody owns a page of it yet."""
     progress(f"recording CUDA graphs of {len(step.sizes)} sizes")
     began = time.monotonic()
     graphs = CudaGraphs(step.compute, step.pad, step.sizes, device)
     taken = graphs.capture()
     step.run = graphs.run
     logger.info("Graph capturing finished in %.0f secs, took %.2f GiB", time.monotonic() - began, taken / GIB)
-    return step

@@ -26,7 +26,7 @@ from kernels.operations import Operations
 from .adapters import Adapter, load_adapter
 from .batch import ScheduledSequence, StepOutput
 from .config import BLOCK_SIZE, ROUNDED, STORED, EngineConfig
-from .cuda_graphs import recorded_decode_step
+from .cuda_graphs import decode_step, record
 from .decode_step import DecodeStep
 from .device_memory import full_batch, memory_lines, peak_of, pool_bytes
 from .drawing import draw_step, pool_step
@@ -125,6 +125,9 @@ class ModelRunner:
         scales, of_scales = self._cache_scales(
             source, group.shard.kv_heads(model) if group is not None else range(model.kv_heads), kv_dtype
         )
+        step = None
+        if self.device.type == "cuda" and not config.enforce_eager and group is None:
+            step = decode_step(config, self._model, operations, self.max_model_len, self.device)
         self.num_blocks = plan_blocks(config, own, kv_dtype, self._budget(config, own))
         if group is not None:
             self.num_blocks = group.least(self.num_blocks)
@@ -135,8 +138,9 @@ class ModelRunner:
             f"KV cache {str(kv_dtype).removeprefix('torch.')}{of_scales} ({self.num_blocks} blocks of {BLOCK_SIZE})"
         )
         """For the start-up line: what numbers this process computes with."""
-        if self.device.type == "cuda" and not config.enforce_eager and group is None:
-            self._decode = recorded_decode_step(config, self._model, operations, self.max_model_len, self.device, say)
+        if step is not None:
+            record(step, self.device, say)
+            self._decode = step
         for line in memory_lines(
             self.device.type, self.num_blocks, block_bytes(own, kv_dtype), self.max_model_len, self.window
         ):

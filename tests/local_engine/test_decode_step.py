@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from local_engine.batch import ScheduledSequence, StepOutput
 from local_engine.config import EngineConfig
-from local_engine.cuda_graphs import CudaGraphs, recorded_decode_step
+from local_engine.cuda_graphs import CudaGraphs, decode_step, record
 from local_engine.decode_step import SLOTS, TABLE, DecodeStep, Flight, graph_sizes
 from local_engine.engine_core import EngineCore
 from local_engine.messages import AddSequence
@@ -354,9 +354,11 @@ def test_an_engine_decodes_by_its_graphs_and_says_why_it_has_none(
     Recorded().install(monkeypatch)
     caplog.set_level("INFO")
     runner, config, said = on_triton, EngineConfig("m", max_num_seqs=2), list[str]()
-    step = recorded_decode_step(config, runner._model, runner._model._operations, 32, CPU, said.append)
-    assert step is not None and step.sizes == (1, 2) and said == ["recording CUDA graphs of 2 sizes"]
+    step = decode_step(config, runner._model, runner._model._operations, 32, CPU)
+    assert step is not None and step.sizes == (1, 2)
+    record(step, CPU, said.append)
+    assert said == ["recording CUDA graphs of 2 sizes"]
     assert "Graph capturing finished in" in caplog.text
     plain = engine(folder, "torch")
-    assert recorded_decode_step(config, plain._model, plain._model._operations, 32, CPU, said.append) is None
+    assert decode_step(config, plain._model, plain._model._operations, 32, CPU) is None
     assert "no CUDA graphs (torch on cpu, float32)" in caplog.text
