@@ -60,7 +60,7 @@ class Decoder:
                 if number * 4 % config.layers < 4:  # about every quarter, and the last
                     progress(f"loading weights: layer {number} of {config.layers}")
             self.head = head.result()
-        if device.type == "cuda" and group is None:
+        if device.type == "cuda":
             self._embedding = self._embedding_on(device, operations.dtype)
         self.norm = loader.norm("model.norm")
         scale = family.attention_scale or config.head_dim**-0.5
@@ -73,7 +73,7 @@ class Decoder:
         self._attended = buffer(config.heads * config.head_dim)
         inner = config.intermediate_size if self._cut is None else len(self._cut.inner)
         self._gate_up, self._gated = buffer(2 * inner), buffer(inner)
-        self._part = buffer(config.hidden_size) if group is not None else None
+        self._mixed = buffer(config.hidden_size) if group is not None and family.mixture is not None else None
         self._cache: KVCache | None = None
         self._adapting = False
 
@@ -104,7 +104,8 @@ class Decoder:
     def _embedding_on(self, device: torch.device, dtype: torch.dtype) -> Embedding:
         """Where tokens are drawn. A head that is the embedding lies there already."""
         if self.config.tie_word_embeddings and isinstance(self.head, TorchMatrix):
-            return TorchEmbedding(self.head.values)
+            own = TorchEmbedding(self.head.values)
+            return own if self._cut is None else EmbeddingPart(own, self._cut.vocabulary, self._cut.vocabulary.start)
         return self._embedding.on(device, dtype)
 
     def compute(self, ids: torch.Tensor, layout: StepLayout) -> None:
@@ -174,27 +175,26 @@ class Decoder:
         self._add_to_residual(self._gated, down, layer.mlp_out_norm)
 
     def _mix(self, experts: Experts) -> None:
-        if self._part is None:
+        part = self._mixed
+        if part is None:
             self._operations.mixture(self._normed, experts, self.hidden)
             return
-        part = self._part
         self._operations.call(lambda rows: _clear(part[:rows]))
         self._operations.mixture(self._normed, experts, part)
         self._operations.call(lambda rows: self._add_sum(part, rows))
 
     def _add_to_residual(self, x: torch.Tensor, linear: Linear, norm: torch.Tensor | None) -> None:
         """Of ranks, each has a part of the sum that x Wᵀ is."""
-        if self._part is None and norm is None:
+        if self._group is None and norm is None:
             self._linear(x, linear, self.hidden, add=True)
             return
-        result = self._normed if self._part is None else self._part
-        self._linear(x, linear, result)
+        self._linear(x, linear, self._normed)
         if norm is None:
-            self._operations.call(lambda rows: self._add_sum(result, rows))
+            self._operations.call(lambda rows: self._add_sum(self._normed, rows))
             return
         if self._group is not None:
-            self._operations.call(lambda rows: self._sum(result, rows))
-        self._operations.rms_norm(result, norm, self.config.rms_norm_eps, self.hidden, add=True)
+            self._operations.call(lambda rows: self._sum(self._normed, rows))
+        self._operations.rms_norm(self._normed, norm, self.config.rms_norm_eps, self.hidden, add=True)
 
     def _sum(self, part: torch.Tensor, rows: int) -> None:
         assert self._group is not None

@@ -132,7 +132,7 @@ def activation_bytes(shape: ModelShape, wish: Wish, ranks: int) -> int:
         routed = shape.experts.chosen + shape.experts.shared
         # A token's copies for its experts, and what comes back of them, are whole on every rank.
         forward, whole = max(forward, 3 * routed * shape.experts.intermediate), whole + 2 * routed * shape.hidden
-    whole += shape.hidden if ranks > 1 else 0  # each rank's part of a sum
+    whole += shape.hidden if ranks > 1 and shape.experts else 0  # each rank's part of a sum
     width = 2 * shape.hidden + whole + -(-(qkv + attended + forward) // ranks)
     logits = LOGIT_COPIES * 4 * wish.max_num_seqs * shape.vocabulary
     return wish.max_num_batched_tokens * width * size + logits

@@ -29,17 +29,21 @@ class TorchEmbedding:
 
 
 class EmbeddingPart:
-    """Of a run of the vocabulary; the rows of other tokens are zeros, so that the ranks' parts add up."""
+    """Of a run of the vocabulary; the rows of other tokens are zeros, so that the ranks' parts add up. `kept` has the rows from
+    token `first` on."""
 
-    def __init__(self, whole: Embedding, tokens: range) -> None:
-        self._whole, self._tokens = whole, tokens
+    def __init__(self, kept: Embedding, tokens: range, first: int = 0) -> None:
+        self._kept, self._tokens, self._first = kept, tokens, first
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        first, last = self._tokens.start, self._tokens.stop - 1
-        return self._whole.rows(ids.clamp(first, last)) * ((ids >= first) & (ids <= last))[:, None]
+        least, most = self._tokens.start, self._tokens.stop - 1
+        rows = self._kept.rows(ids.clamp(least, most) - self._first)
+        return rows * ((ids >= least) & (ids <= most)).to(rows.device)[:, None]
 
     def on(self, device: torch.device, dtype: torch.dtype) -> EmbeddingPart:
-        return EmbeddingPart(self._whole.on(device, dtype), self._tokens)
+        least, end = self._tokens.start, self._tokens.stop
+        own = self._kept.rows(torch.arange(least, end) - self._first).to(device, dtype)
+        return EmbeddingPart(TorchEmbedding(own), self._tokens, least)
 
 
 class GGUFEmbedding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from local_engine.models.config import ModelConfig
 from local_engine.parallel.shard import Shard, check_split, piece_of, splits
 from local_engine.planner.kv import valid_splits
 from local_engine.planner.shape import known_names, read_shape
+from local_engine.weights.embedding import EmbeddingPart, TorchEmbedding
 
 
 def model(heads: int, kv_heads: int) -> ModelConfig:
@@ -58,6 +60,17 @@ def test_an_impossible_split_is_refused_naming_the_valid_ones(heads: int, kv_hea
         check_split(model(heads, kv_heads), 5)
     for ranks in map(int, valid.split(", ")):
         check_split(model(heads, kv_heads), ranks)
+
+
+def test_parts_of_an_embedding_add_up_to_its_rows() -> None:
+    weight = torch.randn(99, 8, generator=torch.Generator().manual_seed(1))
+    whole, ids = TorchEmbedding(weight), torch.tensor([0, 98, 31, 32, 33, 50, 0])
+    parts = [EmbeddingPart(whole, run) for run in Shard(0, 3).runs(99, 8)]
+    moved = [part.on(torch.device("cpu"), torch.float32) for part in parts]
+    again = [part.on(torch.device("cpu"), torch.float32) for part in moved]
+    for each in (parts, moved, again):
+        torch.testing.assert_close(sum(part.rows(ids) for part in each), weight[ids], rtol=0, atol=0)
+    assert [len(part._kept._weight) for part in moved] == [32, 32, 35]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", [name for name in known_names() if not read_shape(name).latent])
