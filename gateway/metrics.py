@@ -8,7 +8,7 @@ there was resolved when the route was first seen. Figures here are for watching;
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Final
 
@@ -194,6 +194,13 @@ class Metrics:
                 key = (surface, OTHER, OTHER)
             found = self._routes.setdefault(key, RouteMetrics(self, *key))
         return found
+
+    def expect(self, providers: Iterable[str]) -> None:
+        """Has the counters of these show themselves at 0: one that is born above it has no increase."""
+        for provider in providers:
+            self.flawed.labels(provider)
+            for status in STATUSES:
+                self.attempts.cell(provider, status)
 
     def paid(self, amount: str, currency: str, nano: int) -> None:
         """The recorder: `amount` is one of `AMOUNTS`."""

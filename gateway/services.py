@@ -209,6 +209,7 @@ async def build_services(settings: Settings, record: StartRecorder = _recorder_p
     """
     database = open_database(settings.database_url)
     metrics = Metrics()
+    metrics.expect(settings.providers)
     pepper = load_pepper(settings)
     catalog = Catalog(database, pepper)
     authenticator = Authenticator(

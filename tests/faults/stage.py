@@ -87,11 +87,15 @@ class GatewayProcess:
         self.release = release
         self.port = free_port()
         self._config = home / "metergate.yaml"
-        self._config.write_text(json.dumps(config))
+        self.configure(config)
         self._clock = home / "clock"
         self._planted = planted
         self._environ = environ
         self._process: subprocess.Popen[bytes] | None = None
+
+    def configure(self, config: dict[str, object]) -> None:
+        """What its next process reads."""
+        self._config.write_text(json.dumps(config))
 
     def start(self) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("METERGATE_")}

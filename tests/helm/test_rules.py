@@ -139,9 +139,9 @@ def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
 
 
 WHERE: Final = 'instance="gateway-0"'
-FAILING: Final = {
-    'metergate_requests_total{status="failed",model="m"}': "0+10x60",
+REFUSED: Final = {
     'metergate_requests_total{status="completed",model="m"}': "0+10x60",
+    'metergate_refused_total{code="503"}': "0+10x60",
 }
 FIRES: Final[dict[str, dict[str, str]]] = {
     "MetergateJournalNotWritable": {f"metergate_journal_writable{{{WHERE}}}": "0x60"},
@@ -161,7 +161,7 @@ FIRES: Final[dict[str, dict[str, str]]] = {
     "MetergateDeadLetters": {f"metergate_dead_letters_total{{{WHERE}}}": "0x50 1x10"},
     "MetergateCatalogStale": {f"metergate_catalog_stale_seconds{{{WHERE}}}": "0+60x60"},
     "MetergateLimitStoreDown": {f"metergate_limit_store_up{{{WHERE}}}": "0x60"},
-    "MetergateFailures": FAILING,
+    "MetergateFailures": REFUSED,
     "MetergateRouteOpen": {'metergate_route_circuit{model="m",provider="p",provider_model="pm"}': "2x60"},
     "MetergateProviderFails": {
         'metergate_attempts_total{provider="p",status="failed"}': "0+10x60",
