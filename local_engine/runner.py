@@ -116,7 +116,6 @@ class ModelRunner:
         self._capacity = config.max_num_batched_tokens
         self._decode: DecodeStep | None = None
         self.adapters: dict[str, Adapter] = {}
-        self._slots = count()
         for name, folder in config.lora_modules:
             self.load_adapter(name, folder)
         own = self._model.config
@@ -206,10 +205,11 @@ class ModelRunner:
 
     def load_adapter(self, name: str, folder: str) -> None:
         """Under a name that is not taken. Raises `ModelError`, and nothing has changed."""
+        taken = {adapter.slot for adapter in self.adapters.values()}
         self.adapters[name] = load_adapter(
             name,
             Path(folder),
-            next(self._slots),
+            next(slot for slot in count() if slot not in taken),
             self._model.linears,
             max_rank=self._max_rank,
             device=self.device,

@@ -61,7 +61,7 @@ class LeadingRunner(ModelRunner):
             return
         self._crew.tell(LoadAdapter(name, folder))
         if (error := self._crew.wait()) is not None:
-            super().unload_adapter(name)
+            self.unload_adapter(name)  # where it was loaded: slots are counted alike on every rank
             raise ModelError(error)
 
     def unload_adapter(self, name: str) -> None:

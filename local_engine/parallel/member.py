@@ -112,7 +112,7 @@ def _change_adapters(runner: ModelRunner, message: LoadAdapter | UnloadAdapter) 
     try:
         if isinstance(message, LoadAdapter):
             runner.load_adapter(message.name, message.folder)
-        else:
+        elif message.name in runner.adapters:
             runner.unload_adapter(message.name)
     except (EngineError, MemoryError, OSError) as error:
         return str(error)
