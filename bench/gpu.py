@@ -27,6 +27,7 @@ import torch
 
 from bench.gpu_checks import Verdict, check_all, step
 from bench.gpu_engine import engine, transformers_generate
+from bench.gpu_model import check_engine
 from bench.gpu_setting import Setting, dry, on_device
 from kernels.batch import BLOCK
 from kernels.fp8 import CacheScales, row_scales, to_fp8
@@ -191,11 +192,14 @@ def _try(
     print(f"{name} = {best[1]}  # {best[0] * 1e6:.0f} us", flush=True)
 
 
-def checks(setting: Setting) -> list[Verdict]:
-    """In both types that models come in; in the interpreter in those that it computes."""
+def checks(setting: Setting) -> Iterator[Verdict]:
+    """Kernels in both types that models come in (in the interpreter in one that it computes), then the engine."""
     if setting.dry:
-        return check_all(setting.device, torch.float32, 64)
-    return [each for dtype in (torch.float16, torch.bfloat16) for each in check_all(setting.device, dtype)]
+        yield from check_all(setting.device, torch.float32, 64)
+    else:
+        for dtype in (torch.float16, torch.bfloat16):
+            yield from check_all(setting.device, dtype)
+    yield from check_engine(setting, tokens=2 if setting.dry else 24)
 
 
 def measure(setting: Setting, verdicts: list[Verdict]) -> dict[str, Any]:
@@ -232,8 +236,9 @@ def main() -> int:
     if options.tune:
         tune(replace(setting, repeats=5))
         return 0
-    verdicts = checks(setting)
-    for each in verdicts:
+    verdicts = []
+    for each in checks(setting):
+        verdicts.append(each)
         print(
             f"{'right' if each.right else 'WRONG'}  {each.kernel}: {each.lost:.2e}, allowed {each.allowed:.2e}",
             flush=True,

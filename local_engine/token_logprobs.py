@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import dataclass
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
     """Natural logarithms of the model's own distribution, before any parameter of the request changed it (rule 40).
 
     The first of `ids` is the token itself, whether or not it is among the best; the best follow, best first.

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from bench import gpu
 from bench.gpu_checks import Verdict, check_all
 from bench.gpu_engine import FORMS, weight_bytes
+from bench.gpu_model import FORMS as ENGINE_FORMS
 from bench.gpu_setting import LLAMA_8B, dry
 
+ROOT = Path(__file__).resolve().parents[3]
+ABSENT = ("msgspec", "gguf", "tokenizers", "transformers", "llguidance", "numba", "granian")
 CPU = torch.device("cpu")
 
 
@@ -47,7 +54,23 @@ def test_its_command_runs_dry(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setattr("sys.argv", ["bench.gpu", "--dry-run", "--checks"])
     monkeypatch.setattr(gpu, "check_all", lambda device, dtype, width: [Verdict("k", 0.0, 1.0)])
     assert gpu.main() == 0
-    assert capsys.readouterr().out == "right  k: 0.00e+00, allowed 1.00e+00\n"
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "right  k: 0.00e+00, allowed 1.00e+00"
+    assert said[1:] == [f"right  engine, {name}: 0.00e+00, allowed 0.00e+00" for name, _ in ENGINE_FORMS]
+
+
+def test_it_needs_nothing_that_a_bare_gpu_machine_lacks() -> None:
+    """The runner, the kernels and the bench import torch, triton, numpy and safetensors, and nothing else that is installed."""
+    code = (
+        "import sys\n"
+        "class Nothing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.split('.')[0] in {ABSENT!r}: raise ImportError(name + ' is not there')\n"
+        "sys.meta_path.insert(0, Nothing())\n"
+        "import bench.gpu, local_engine.runner\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_step_reads_the_bytes_of_its_weights() -> None:
