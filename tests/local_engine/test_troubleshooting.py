@@ -23,6 +23,7 @@ from local_engine.errors import ContextOverflow, Overloaded
 from local_engine.exit_words import exit_words
 from local_engine.heartbeat import CoreWatch
 from local_engine.messages import AddSequence
+from local_engine.models.gguf_config import read_gguf_config
 from local_engine.models.layer import LayerLoader
 from local_engine.parallel.crew import Member
 from local_engine.parallel.group import Group
@@ -106,6 +107,27 @@ class Field:
     def no_tokenizer(self) -> None:
         load_tokenizer(self.folder)
 
+    def unread_tokenizer(self) -> None:
+        self.gguf_header({"tokenizer.ggml.model": "bert"})
+
+    def unread_split(self) -> None:
+        self.gguf_header({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "chatglm-bpe"})
+
+    def gguf_header(self, values: dict[str, str]) -> None:
+        writer = GGUFWriter(str(self.folder / "m.gguf"), "llama")
+        writer.add_token_list(["a"])
+        for name, value in values.items():
+            writer.add_string(name, value)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        load_tokenizer(self.folder / "m.gguf")
+
+    def uneven_layers(self) -> None:
+        read_gguf_config(
+            self.folder / "m.gguf", {"general.architecture": "llama", "llama.attention.head_count": [4, 2]}, {}
+        )
+
     def no_template(self) -> None:
         nothing: Any = None
         service = Service(nothing, nothing, None, ("m",), ServerConfig(), 0, "0")
@@ -185,7 +207,7 @@ class Field:
         raise Overloaded("3 sequences are waiting already (--max-waiting 2). Try later.")
 
 
-CASES = [name for name in vars(Field) if not name.startswith("_") and name != "load"]
+CASES = [name for name in vars(Field) if not name.startswith("_") and name not in ("load", "gguf_header")]
 
 
 def said(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
