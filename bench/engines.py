@@ -11,6 +11,7 @@ that the machine's noise falls on all alike. Every answer must be a complete str
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import math
 import signal
@@ -43,6 +44,8 @@ POINTS = (
 )
 QUICK = ("short-1", "short-8", "short-32")
 DEADLINE_S = 120.0
+SETTLE_S = 0.3
+"""Threads that wait for the next step by spinning give up sooner than that."""
 REPEATED_WITHIN = 1.6
 """A visit that took more than so many times the shortest of its point is not made again: no later round changes who leads."""
 MINUTES = 11.0
@@ -59,8 +62,9 @@ class Column:
     memory_mb: float = 0.0
     ready_s: float = 0.0
     failed: str | None = None
-    idle_cpu: float = 0.0
-    """The largest share of a core that it took while another was visited."""
+    idle_s: float = 0.0
+    idle_cpu_s: float = 0.0
+    """CPU that it took while others were visited for `idle_s`."""
 
 
 async def visit(target: Target, point: Point, seed: str) -> Wave:
@@ -80,6 +84,7 @@ async def measure(columns: Sequence[Column], points: Iterable[Point], rounds: in
             for column in repeated(visited, point.name) if turn else visited:
                 if column.engine is None or column.failed:
                     continue
+                await asyncio.sleep(SETTLE_S)
                 others = {other.entry.name: _cpu(other) for other in columns if other is not column}
                 try:
                     seen = await visit(column.engine.target, point, f"{point.name} {turn} {time.time_ns()}")
@@ -92,8 +97,8 @@ async def measure(columns: Sequence[Column], points: Iterable[Point], rounds: in
                 column.memory_mb = max(column.memory_mb, memory_mb(column.engine.process.pid))
                 for other in columns:
                     if other is not column:
-                        spent = _cpu(other) - others[other.entry.name]
-                        other.idle_cpu = max(other.idle_cpu, spent / seen.elapsed_s)
+                        other.idle_cpu_s += _cpu(other) - others[other.entry.name]
+                        other.idle_s += seen.elapsed_s
 
 
 def repeated(columns: Sequence[Column], point: str) -> list[Column]:
@@ -138,7 +143,7 @@ def results(columns: Sequence[Column]) -> dict[str, dict[str, Any]]:
             "bits": column.entry.bits,
             "ready_s": round(column.ready_s, 1),
             "memory_mb": round(column.memory_mb),
-            "idle_cpu": round(column.idle_cpu, 3),
+            "idle_cpu": round(column.idle_cpu_s / column.idle_s, 3) if column.idle_s else 0.0,
             "failed": column.failed,
             "points": {
                 point: {
