@@ -14,7 +14,7 @@ from gateway.serve.protocol import HttpProtocol
 
 SWEEP_TICKS: Final = 5
 """Of uvicorn's ticks, ten a second: how often connections are looked at for having waited too long."""
-TRIM_TICKS: Final = 50
+TRIM_TICKS: Final = 10
 """How often memory that nobody uses is given back."""
 
 
