@@ -54,7 +54,7 @@ def per_s(engine: Mapping[str, Any], point: str) -> float:
 
 def standings(report: Mapping[str, Any], bits: int) -> Iterator[Standing]:
     """Of the points at which ours was measured with weights of `bits`."""
-    machine = Machine(**report["roofline"])
+    machine = Machine(**report["rooflines"][str(bits)])
     engines = {name: engine for name, engine in report["engines"].items() if engine["bits"] == bits}
     for values in report["points"]:
         point = Point(**values)
@@ -96,18 +96,23 @@ def standings_table(rows: Sequence[Standing]) -> list[str]:
 
 
 def roofline_lines(report: Mapping[str, Any]) -> list[str]:
-    """The machine's measured limits, and what a step of each point takes of them."""
-    taken = Machine(**report["roofline"])
+    """The machine's limits, measured before the engines of each precision, and what a step of each point takes of them."""
+    taken = {int(bits): Machine(**values) for bits, values in report["rooflines"].items()}
     lines = [
-        f"Read by 2 threads {taken.read_gb_per_s:.1f} GB/s; multiplied {taken.bfloat16_gflop_per_s:,.0f} GFLOP/s in bfloat16, "
-        f"{taken.float32_gflop_per_s:,.0f} in float32, {taken.int8_gop_per_s:,.0f} Gop/s in int8 (torch's own products).",
-        "",
-        "| point | MB read per step: 16 / 8 / 4 bits | Gop per step | bound's step ms: 16 / 8 / 4 bits |",
-        "| --- | --- | --- | --- |",
+        "| before the engines of | read GB/s | bfloat16 GFLOP/s | float32 GFLOP/s | int8 Gop/s |",
+        "| --- " * 5 + "|",
     ]
+    lines += [
+        f"| {bits} bits | {each.read_gb_per_s:.1f} | {each.bfloat16_gflop_per_s:,.0f} | {each.float32_gflop_per_s:,.0f} | "
+        f"{each.int8_gop_per_s:,.0f} |"
+        for bits, each in taken.items()
+    ]
+    named = " / ".join(str(bits) for bits in taken)
+    lines += ["", f"| point | MB read per step: {named} bits | Gop per step | bound's step ms: {named} bits |"]
+    lines.append("| --- " * 4 + "|")
     for values in report["points"]:
         point = Point(**values)
-        bounds = [bound(point, smollm2(bits), taken, bits) for bits in (16, 8, 4)]
+        bounds = [bound(point, smollm2(bits), each, bits) for bits, each in taken.items()]
         read = " / ".join(f"{each.bytes_per_step / 1e6:,.0f}" for each in bounds)
         steps = " / ".join(f"{1000 * each.decode_s / (point.output_tokens - 1):.1f}" for each in bounds)
         lines.append(f"| {point.name} | {read} | {bounds[0].ops_per_step / 1e9:.1f} | {steps} |")
@@ -121,9 +126,11 @@ def render(report: Mapping[str, Any]) -> str:
         f"commit {machine['commit']}, {machine['date']}; the median of {report['rounds']} rounds."
     ]
     for bits, words in ((16, "bfloat16"), (8, "8 bits"), (4, "4 bits")):
-        rows = list(standings(report, bits))
-        if rows:
-            lines += ["", f"### {words}", "", *engines_table(report, bits), "", *standings_table(rows)]
+        if str(bits) not in report["rooflines"]:
+            continue
+        lines += ["", f"### {words}", "", *engines_table(report, bits)]
+        if rows := list(standings(report, bits)):
+            lines += ["", *standings_table(rows)]
     lines += ["", "### What the machine allows", "", *roofline_lines(report)]
     failed = {name: engine["failed"] for name, engine in report["engines"].items() if engine["failed"]}
     lines += [f"\n{name} has no figures: {why.splitlines()[0]}" for name, why in failed.items()]

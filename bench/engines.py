@@ -177,7 +177,7 @@ def main() -> None:
     points = [point for point in POINTS if point.name in chosen]
     rounds = 1 if options.quick else options.rounds
     ends_s = time.monotonic() + 60 * options.minutes
-    roofline = measured()
+    rooflines: dict[str, object] = {}
     engines: dict[str, object] = {}
     with tempfile.TemporaryDirectory(prefix="metergate-bench-") as folder:
         for bits in map(int, options.bits.split(",")):
@@ -186,12 +186,13 @@ def main() -> None:
                 for entry in ENGINES
                 if entry.bits == bits and entry.name.startswith(tuple(options.only.split(",")))
             ]
+            rooflines[str(bits)] = asdict(measured())
             columns = uvloop.run(compare(entries, points, rounds, Path(folder), ends_s))
             engines |= results(columns)
     report = {
         "machine": machine(),
         "rounds": rounds,
-        "roofline": asdict(roofline),
+        "rooflines": rooflines,
         "points": [asdict(point) for point in points],
         "engines": engines,
     }

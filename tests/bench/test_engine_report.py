@@ -26,7 +26,7 @@ def report(**per_s: list[float]) -> dict[str, object]:
         }
         for name, values in per_s.items()
     }
-    return {"roofline": asdict(MACHINE), "points": [asdict(SHORT)], "engines": engines}
+    return {"rooflines": {"16": asdict(MACHINE)}, "points": [asdict(SHORT)], "engines": engines}
 
 
 def test_the_weights_of_the_bound_are_those_of_the_bundled_file() -> None:
