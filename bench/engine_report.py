@@ -27,6 +27,7 @@ class Standing:
 
     point: Point
     ours: float
+    first_ms: float
     best: str | None
     best_per_s: float
     bound: Bound
@@ -58,13 +59,14 @@ def standings(report: Mapping[str, Any], bits: int) -> Iterator[Standing]:
     engines = {name: engine for name, engine in report["engines"].items() if engine["bits"] == bits}
     for values in report["points"]:
         point = Point(**values)
-        ours = [per_s(engine, point.name) for name, engine in engines.items() if name.startswith(OURS)]
+        ours = [engine["points"].get(point.name) for name, engine in engines.items() if name.startswith(OURS)]
         peers = {name: per_s(engine, point.name) for name, engine in engines.items() if not name.startswith(OURS)}
         best = max(peers, key=lambda name: peers[name], default=None)
         if ours and ours[0]:
             known = best if best is not None and peers[best] else None
             top = peers[known] if known is not None else 0.0
-            yield Standing(point, ours[0], known, top, bound(point, smollm2(bits), machine, bits))
+            mine, first_ms = median(ours[0]["tokens_per_s"]), median(ours[0]["first_p50_ms"])
+            yield Standing(point, mine, first_ms, known, top, bound(point, smollm2(bits), machine, bits))
 
 
 def engines_table(report: Mapping[str, Any], bits: int) -> list[str]:
@@ -91,6 +93,20 @@ def standings_table(rows: Sequence[Standing]) -> list[str]:
         lines.append(
             f"| {row.point.name} | {row.ours:,.0f} | {peer} | {ratio} | {row.bound.tokens_per_s:,.0f} | "
             f"{row.of_bound:.0%} | {row.goal_per_s:,.0f} | {reached} |"
+        )
+    return lines
+
+
+def losses_table(rows: Sequence[Standing]) -> list[str]:
+    """Where the time of ours goes beside the bound's: the median caller's prompt, and the mean step after it."""
+    lines = ["| point | first text ms: ours | bound | a step's ms: ours | bound |", "| --- " * 5 + "|"]
+    for row in rows:
+        steps = row.point.output_tokens - 1
+        total_s = row.point.callers * row.point.output_tokens / row.ours
+        step_ms = (1000 * total_s - row.first_ms) / steps
+        lines.append(
+            f"| {row.point.name} | {row.first_ms:,.0f} | {1000 * row.bound.prefill_s:,.0f} | {step_ms:.1f} | "
+            f"{1000 * row.bound.decode_s / steps:.1f} |"
         )
     return lines
 
@@ -130,7 +146,7 @@ def render(report: Mapping[str, Any]) -> str:
             continue
         lines += ["", f"### {words}", "", *engines_table(report, bits)]
         if rows := list(standings(report, bits)):
-            lines += ["", *standings_table(rows)]
+            lines += ["", *standings_table(rows), "", *losses_table(rows)]
     lines += ["", "### What the machine allows", "", *roofline_lines(report)]
     failed = {name: engine["failed"] for name, engine in report["engines"].items() if engine["failed"]}
     lines += [f"\n{name} has no figures: {why.splitlines()[0]}" for name, why in failed.items()]

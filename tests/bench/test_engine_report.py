@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from bench.engine_load import Point
-from bench.engine_report import OF_BOUND, engines_table, render, standings, standings_table
+from bench.engine_report import OF_BOUND, engines_table, losses_table, render, standings, standings_table
 from bench.engine_roofline import Machine, bound, smollm2
 from local_engine.weights.gguf import read_gguf
 from local_engine.weights.model_store import resolve_model
@@ -101,3 +101,11 @@ def test_what_failed_is_said_and_what_was_not_measured_is_a_dash() -> None:
     assert engines_table(taken, 16)[-1] == "| quick | - | 100 | 1.0 |"
     assert "quick has no figures: FileNotFoundError: quick is not installed" in page
     assert "more" not in page
+
+
+def test_a_step_takes_what_the_answers_took_after_the_prompt() -> None:
+    taken = report(metergate_bf16=[100])
+    rows = list(standings(taken, 16))
+    answers_ms = 8 * 128 / 100 * 1000
+    assert losses_table(rows)[-1].startswith("| short-8 | 5 | ")
+    assert f"| {(answers_ms - 5) / 127:.1f} |" in losses_table(rows)[-1]
