@@ -42,8 +42,8 @@ from gateway.admission.wallet import wallet_of
 logger = logging.getLogger(__name__)
 
 ROUND_S: Final = 1.0
-BACKLOG_S: Final = 0.25
-"""The next round comes this soon where one could not look at all that is unshipped: 8,000 requests a second are kept up with."""
+BACKLOG_S: Final = 0.1
+"""The next round comes this soon where one could not look at all that is unshipped: 15,000 requests a second are kept up with."""
 READ_TIMEOUT_S: Final = 2.0
 PATIENCE_S: Final = 1.0
 INHERIT_S: Final = 0.01
