@@ -296,6 +296,9 @@ def test_a_team_admin_sees_their_team_alone_on_every_page(visitor: Visitor, worl
     assert "may not do this" in admin.get("/engine", status=403).text
     own = admin.get(f"/teams/{world.search}").text
     assert world.keys["assistant"] in own and "Margin" not in admin.get("").text
+    for text in (own, admin.get("").text):
+        assert all(amount in text for amount in (">CN¥40.00<", ">CN¥5.00<")), "the budgets over the team and its key"
+        assert ">$20.00<" not in text
     body = {"key_id": world.keys["copy"], "model": "deepseek-chat", "messages": [{"role": "user", "content": "x"}]}
     answer = admin.client.post("/dashboard/playground/stream", json=body, headers={"x-csrf-token": admin.csrf})
     assert answer.status_code == 403
