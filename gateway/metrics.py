@@ -195,8 +195,10 @@ class Metrics:
             found = self._routes.setdefault(key, RouteMetrics(self, *key))
         return found
 
-    def expect(self, providers: Iterable[str]) -> None:
+    def expect(self, providers: Iterable[str], engines: Iterable[str]) -> None:
         """Has the counters of these show themselves at 0: one that is born above it has no increase."""
+        for engine in engines:
+            self.engine_restarts.labels(engine)
         for provider in providers:
             self.flawed.labels(provider)
             for status in STATUSES:

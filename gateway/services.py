@@ -209,7 +209,8 @@ async def build_services(settings: Settings, record: StartRecorder = _recorder_p
     """
     database = open_database(settings.database_url)
     metrics = Metrics()
-    metrics.expect(settings.providers)
+    engines = [name for name, each in settings.providers.items() if each.kind == "engine" and each.base_url is None]
+    metrics.expect(settings.providers, engines)
     pepper = load_pepper(settings)
     catalog = Catalog(database, pepper)
     authenticator = Authenticator(
