@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final
 
 import litestar
@@ -20,11 +21,13 @@ SCHEMA: Final = "/schema"
 def create_schema_pages(admin: litestar.Litestar) -> litestar.Litestar:
     """The application under /schema, about `admin`. The document is made when somebody asks for it first."""
     made: list[bytes] = []
+    making = asyncio.Lock()
 
     @get("/openapi.json", include_in_schema=False)
     async def document() -> Response[bytes]:
-        if not made:
-            made.append(msgspec.json.encode(description(admin)))
+        async with making:
+            if not made:  # a fifth of a second, beside callers' requests
+                made.append(await asyncio.to_thread(lambda: msgspec.json.encode(description(admin))))
         return Response(made[0], media_type="application/vnd.oai.openapi+json", headers=HEADERS)
 
     @get("/", include_in_schema=False)
