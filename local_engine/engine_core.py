@@ -233,10 +233,10 @@ class EngineCore:
         self._prompt_tokens += len(message.prompt)
         self._scheduler.add(sequence, priority=message.priority, leader=message.leader)
 
-    def _refuse(self, sequence: Sequence, reason: str) -> None:
+    def _refuse(self, sequence: Sequence, words: str, reason: FinishReason = FinishReason.ERROR) -> None:
         """Ends a sequence that was never scheduled."""
         self._failed += 1
-        sequence.error, sequence.finish_reason = reason, FinishReason.ERROR
+        sequence.error, sequence.finish_reason = words, reason
         self._ended.append(sequence)
 
     def _change_adapters(self, message: LoadAdapter | UnloadAdapter) -> str | None:
@@ -263,12 +263,12 @@ class EngineCore:
         del self._held[sequence.id]
         try:
             sequence.grammar = held.compilation.grammar()
-            broken = sequence.grammar.error
         except Exception as error:  # whatever the tokenizer's files or the library raise
             log.exception("a grammar does not compile")
-            broken = str(error)
-        if broken:
-            self._refuse(sequence, f"The grammar cannot be compiled: {broken}")
+            self._refuse(sequence, f"The grammar cannot be compiled: {error}")
+            return
+        if broken := sequence.grammar.error:
+            self._refuse(sequence, f"The grammar cannot be compiled: {broken.strip()}", FinishReason.REFUSED)
         else:
             self._schedule(sequence, held.message)
 

@@ -99,7 +99,7 @@ class Choice:
         if update.finish_reason is None:
             return Delta(self.index, text, tokens, logprobs=logprobs)
         self.ended = True
-        if self._stop_strings.matched is None and update.finish_reason is not FinishReason.ERROR:
+        if self._stop_strings.matched is None and update.error is None:
             text += self._stop_strings.feed(self._detokenizer.flush(), check=self._checks)
             text += self._stop_strings.flush()
         if self._stop_strings.matched is not None:

@@ -26,7 +26,7 @@ import msgspec
 from .async_engine import AsyncEngine
 from .config import EngineConfig, ServerConfig
 from .core_link import CORE_COMMAND
-from .errors import ConfigError, EngineError
+from .errors import ConfigError, EngineError, RequestError
 from .generation import Delta, Generation, Usage, joined
 from .sequence import FinishReason
 from .server.requests import ChatRequest, CompletionRequest, parse
@@ -183,8 +183,8 @@ async def _finished(service: Service, generation: Generation) -> RequestOutput:
     news: list[list[Delta]] = [[] for _ in generation.choices]
     while deltas := await generation.next():
         for delta in deltas:
-            if delta.finish_reason is FinishReason.ERROR:
-                raise EngineError(delta.error or "the engine failed")
+            if delta.error is not None:
+                raise (RequestError if delta.finish_reason is FinishReason.REFUSED else EngineError)(delta.error)
             news[delta.index].append(delta)
     if generation.error is not None:
         raise EngineError(generation.error)

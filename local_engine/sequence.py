@@ -26,6 +26,8 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    REFUSED = "refused"
+    """The request cannot be served as it stands; nothing was computed for it."""
 
 
 @dataclass(slots=True, eq=False)

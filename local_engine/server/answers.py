@@ -104,15 +104,17 @@ class Answer:
 
     def _raise_failure(self, deltas: list[Delta]) -> None:
         """An error before the first byte is a plain answer with its status."""
-        message = self._generation.error
         for delta in deltas:
-            if delta.finish_reason is FinishReason.ERROR:
-                message = delta.error
-        if message is not None:
-            raise failure(message)
+            if delta.error is not None:
+                raise failure(delta.error, refused=delta.finish_reason is FinishReason.REFUSED)
+        if self._generation.error is not None:
+            raise failure(self._generation.error)
 
 
-def failure(message: str) -> HttpError:
+def failure(message: str, *, refused: bool = False) -> HttpError:
+    """`refused`: it is the request's own fault."""
+    if refused:
+        return HttpError(400, message)
     return HttpError(500, message, kind="server_error", code="engine_error")
 
 

@@ -165,7 +165,7 @@ def test_json_object_is_an_object_and_neighbours_stay_free(tiny_folder: Path) ->
 def test_a_grammar_that_does_not_compile_fails_its_request_alone(tiny_folder: Path) -> None:
     good = as_grammar(guided_choice=["abc"])
     broken, fine = run(tiny_folder, [params('{"grammars": [{"lark_grammar": "start: x"}]}', 1), params(good, 2)])
-    assert broken.reason is FinishReason.ERROR and "cannot be compiled" in str(broken.error)
+    assert broken.reason is FinishReason.REFUSED and "cannot be compiled" in str(broken.error)
     assert fine.text == "abc"
 
 

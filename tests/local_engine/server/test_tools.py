@@ -146,6 +146,20 @@ async def test_with_thinking_switched_off_a_grammar_holds_from_the_first_token_o
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_rule_38_what_only_the_models_tokenizer_can_refuse_is_a_400_too(
+    client: httpx.AsyncClient, stream: bool
+) -> None:
+    body = {"model": MODEL, "messages": says("x"), "stream": stream, "guided_grammar": 'start: "x" <|nobody|>'}
+    refused = await client.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert "unknown special token" in refused.json()["error"]["message"]
+    fine = await client.post(
+        "/v1/chat/completions", json={**body, "guided_grammar": 'start: "x" <|eot|>', "stream": False}
+    )
+    assert fine.json()["choices"][0]["message"]["content"] == "x"
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_a_required_call_is_made_with_arguments_that_validate(thrower: openai.AsyncOpenAI, stream: bool) -> None:
     for seed in range(4):
         asked: dict[str, Any] = {"messages": says("go"), "tools": TOOLS, "tool_choice": "required", "seed": seed}
