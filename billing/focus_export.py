@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.errors import AmountOverflow
-from billing.focus import FocusRow, usage_row
+from billing.focus import FocusCatalog, FocusRow, usage_row
 from billing.money import BEYOND
 from billing.periods import intervals, period_bounds
 from billing.reports import check_interval, check_range
@@ -26,7 +26,7 @@ from billing.tables import MONEY_SUMS, rollup_money, usage, usage_lines
 from billing.teams import TeamRow, get_team, list_teams
 from billing.times import first_id_at, format_time
 
-SPANS_AT_ONCE: Final = 31
+SPANS_AT_ONCE: Final = 8
 _FILTERS: Final = ("model", "provider")
 _NONE: Final[ColumnElement[str]] = literal_column("''")
 _ZERO: Final[ColumnElement[int]] = literal_column("0")
@@ -85,20 +85,35 @@ def focus_spans(asked: FocusQuery, team: TeamRow) -> Iterator[Sequence[Span]]:
         yield spans[at : at + SPANS_AT_ONCE]
 
 
-async def focus_piece(
+@dataclass(frozen=True, slots=True)
+class FocusPiece:
+    """What some spans of a team's rows are made of."""
+
+    asked: FocusQuery
+    team: TeamRow
+    spans: Sequence[Span]
+    cells: Sequence[Cell]
+    catalog: FocusCatalog
+
+
+async def read_piece(
     connection: AsyncConnection, asked: FocusQuery, team: TeamRow, spans: Sequence[Span]
-) -> list[FocusRow]:
-    """A team's rows of these spans, in their order. Raises `AmountOverflow`."""
+) -> FocusPiece:
+    """Raises `AmountOverflow`."""
     cells = await _cells(connection, _query(asked, team, spans))
-    catalog = await catalog_of(connection, cells)
-    ends = dict(spans)
+    return FocusPiece(asked, team, spans, cells, await catalog_of(connection, cells))
+
+
+def rows_of_piece(piece: FocusPiece) -> list[FocusRow]:
+    """Its rows in the order of their spans: arithmetic alone, a quarter of a millisecond a row."""
+    asked, team, ends = piece.asked, piece.team, dict(piece.spans)
     rows = []
-    for cell in cells:
+    for cell in piece.cells:
         start_us = cell.key.source_start_us
         month = period_bounds("month", team.timezone, start_us)
         assert month[1] is not None
         head = _Head(team.id, team.name, team.settlement_currency, format_time(month[0]), format_time(month[1]))
-        row = usage_row(head, catalog, cell, format_time(start_us), format_time(ends[start_us]))
+        row = usage_row(head, piece.catalog, cell, format_time(start_us), format_time(ends[start_us]))
         rows.append(row | {"SubAccountId": asked.key_id, "SubAccountName": asked.key_name})
     return rows
 

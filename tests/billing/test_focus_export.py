@@ -15,7 +15,7 @@ from billing.database import open_database
 from billing.errors import InvalidQuery, InvalidTime
 from billing.focus import FocusRow
 from billing.focus_checks import focus_faults
-from billing.focus_export import FocusQuery, focus_piece, focus_spans, focus_teams
+from billing.focus_export import FocusQuery, focus_spans, focus_teams, read_piece, rows_of_piece
 from billing.ledger import list_usage, record
 from billing.money import NANO, format_scaled, parse_scaled
 from billing.reads import UsageFilters
@@ -57,7 +57,7 @@ async def rows_of(engine: AsyncEngine, asked: FocusQuery) -> list[FocusRow]:
             row
             for team in await focus_teams(connection, asked)
             for spans in focus_spans(asked, team)
-            for row in await focus_piece(connection, asked, team, spans)
+            for row in rows_of_piece(await read_piece(connection, asked, team, spans))
         ]
 
 
