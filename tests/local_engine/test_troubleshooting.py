@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGUFWriter
+from safetensors.torch import load_file, save_file
 
 from local_engine import kv_cache, metrics
 from local_engine.batch import ScheduledSequence, StepOutput
@@ -132,6 +133,15 @@ class Field:
         nothing: Any = None
         service = Service(nothing, nothing, None, ("m",), ServerConfig(), 0, "0")
         service.render(ChatRequest(model="m", messages=[{"role": "user", "content": "x"}]))
+
+    def narrow_cache(self) -> None:
+        self.load(kv_cache_dtype="fp8")
+
+    def scales_of_some_layers(self) -> None:
+        path = self.folder / "model.safetensors"
+        scales = {f"model.layers.0.self_attn.{kind}_scale": torch.ones(1) for kind in "kv"}
+        save_file({**load_file(path), **scales}, path, metadata={"format": "pt"})
+        self.load(kv_cache_dtype="fp8", kernels="torch")
 
     def weights_too_large(self) -> None:
         def fail(loader: LayerLoader, number: int) -> None:
