@@ -86,11 +86,12 @@ def create_dashboard(services: Services, admin_key: AdminKey, admin: App, pages:
             session = await find_session(connection, pepper, cookie, credentials())
         if session is None:
             raise SignInFirst
+        form: dict[str, str] = {}
         if request.method != "GET":
             check_origin(request)
             form = await read_form(request)
             check_csrf(session.csrf, request.headers.get("x-csrf-token") or form.get("csrf"))
-        return read_visit(request, services, session, admin)
+        return read_visit(request, services, session, admin, form)
 
     return litestar.Litestar(
         route_handlers=[litestar.Router(HOME, route_handlers=[file, *pages])],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -91,6 +91,8 @@ class Visit:
     session: Session
     range: Range
     api: Inside
+    form: Mapping[str, str] = field(default_factory=dict)
+    """What was sent, without what was left empty and without the session's token."""
 
     @property
     def principal(self) -> Principal:
@@ -137,8 +139,12 @@ class Visit:
         )
 
     def problem(self, refused: Refused) -> Response[str]:
-        """What the admin API refused, in its own words, with the way back."""
-        return self.page("refused", refused.status, refused=refused)
+        """What the admin API refused, in its own words, with what was sent, to be mended and sent again."""
+        wrong = (refused.field or "").rpartition(".")[2]
+        fields = {name: value for name, value in self.form.items() if name != "csrf"}
+        if fields and wrong.isidentifier():
+            fields.setdefault(wrong, "")
+        return self.page("refused", refused.status, refused=refused, fields=fields, wrong=wrong)
 
     def back(self, path: str, **query: object) -> Redirect:
         """After a change: to a page that shows it."""
@@ -152,7 +158,9 @@ def read_look(request: Request[Any, Any, Any], timezone: str = "UTC") -> Look:
     return Look(Speech(language, timezone), theme if theme in THEMES else "auto", request.url.path, query)
 
 
-def read_visit(request: Request[Any, Any, Any], services: Services, session: Session, app: Any) -> Visit:
+def read_visit(
+    request: Request[Any, Any, Any], services: Services, session: Session, app: Any, form: Mapping[str, str]
+) -> Visit:
     zone = request.cookies.get(ZONE, "UTC")
     look = read_look(request)
     chosen = read_range(dict(look.query), zone if zone in available_timezones() else "UTC")
@@ -160,7 +168,7 @@ def read_visit(request: Request[Any, Any, Any], services: Services, session: Ses
     client = request.client
     forwarded = tuple(value for name, value in request.scope["headers"] if name == b"x-forwarded-for")
     api = Inside(app, session.principal, None if client is None else (client.host, client.port), forwarded)
-    return Visit(services, look, session, chosen, api)
+    return Visit(services, look, session, chosen, api, form)
 
 
 def total(moneys: Sequence[Sequence[Mapping[str, str]]]) -> list[Json]:

@@ -224,6 +224,26 @@ def test_routes_refresh_and_lists_grow_without_loading_the_page(
     window.context.close()
 
 
+def test_what_was_refused_is_mended_where_it_is_shown(chromium: Browser, product: Product, world: World) -> None:
+    window = Window(chromium, product.url, PHONE)
+    page = window.open(f"/teams/{world.ads}")
+    page.click("details.new summary >> text=New key")
+    page.fill("details.new input[name=name]", "mended in the browser")
+    page.fill("details.new input[name=max_parallel]", "many")
+    page.click("details.new button.primary >> text=Create")
+    expect(page.locator("[role=alert]")).to_contain_text("limits.max_parallel")
+    assert page.evaluate("document.activeElement.name") == "max_parallel"
+    serious = [
+        each["id"] for each in Axe().run(page).response["violations"] if each["impact"] in ("serious", "critical")
+    ]
+    assert serious == []
+    page.fill("input[name=max_parallel]", "3")
+    page.click("main button.primary")
+    expect(page.locator("#secret")).to_have_text(re.compile("^sk-mg-"))
+    assert [fault for fault in window.faults if "422" not in fault] == []
+    window.context.close()
+
+
 def test_a_keyboard_reaches_the_content_and_the_menu(chromium: Browser, product: Product, world: World) -> None:
     window = Window(chromium, product.url, DESK)
     page = window.open("/teams")

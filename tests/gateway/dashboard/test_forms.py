@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -145,6 +146,32 @@ def test_rule_29_whatever_is_written_into_any_form_is_text_on_every_page(browser
     assert taken > 25
     browser.post(way_out.action, data=way_out.hidden)
     assert browser.get("/dashboard").status_code == 303
+
+
+def test_what_was_refused_can_be_mended_where_it_is_shown_and_sent_again(browser: httpx.Client, world: World) -> None:
+    browser.post("/dashboard/sign-in", data={"key": ADMIN_KEY})
+    path = f"/dashboard/teams/{world.ads}/keys?range=7d&tz=UTC"
+    csrf = Forms(browser.get("/dashboard").text).forms[0].hidden["csrf"]
+    for sent, wrong, mended in (
+        ({"name": "mended", "max_parallel": "many", "models": "gpt-4.1, x"}, "max_parallel", "3"),
+        ({"max_parallel": "4"}, "name", "mended too"),
+    ):
+        refused = browser.post(path, data={"csrf": csrf, **sent})
+        assert (refused.status_code, "Nothing was changed." in refused.text) == (422, True)
+        (form,) = [each for each in Forms(refused.text).forms if each.path != "/dashboard/sign-out"]
+        assert {name: each.get("value") for name, each in form.inputs.items()} == {wrong: "", **sent}
+        assert [name for name, each in form.inputs.items() if "aria-invalid" in each] == [wrong]
+        again = {name: each.get("value", "") for name, each in form.inputs.items()} | {wrong: mended}
+        assert browser.post(form.action, data={**form.hidden, **again}).status_code == 200
+    keys = {each["name"]: each for each in _keys(browser, world.ads)}
+    assert (keys["mended"]["limits"]["max_parallel"], keys["mended"]["models"]) == (3, ["gpt-4.1", "x"])
+    assert keys["mended too"]["limits"]["max_parallel"] == 4
+
+
+def _keys(browser: httpx.Client, team: str) -> list[dict[str, Any]]:
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    rows: list[dict[str, Any]] = browser.get("/admin/v1/keys", params={"team_id": team}, headers=headers).json()["data"]
+    return rows
 
 
 def test_no_link_of_any_page_leads_outside(browser: httpx.Client, world: World) -> None:
