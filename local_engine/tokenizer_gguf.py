@@ -20,6 +20,14 @@ from .weights.gguf import read_gguf
 
 _LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+END|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*END"
+_CASED = _WORD + r"|NUMBER| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = _CASED.replace("END", "").replace("NUMBER", r"\p{N}")
+_GPT4O = _CASED.replace("END", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?").replace("NUMBER", r"\p{N}{1,3}")
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_UNNAMED = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
+"""What llama.cpp does with a file that names no rule."""
 
 
 def _gpt2() -> pre_tokenizers.PreTokenizer:
@@ -30,11 +38,13 @@ def _smollm() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
 
 
-def _split(pattern: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
+def _split(*patterns: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
+    """Each cuts the pieces of the one before."""
+
     def build() -> pre_tokenizers.PreTokenizer:
         return pre_tokenizers.Sequence(
             [
-                pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+                *(pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
@@ -43,15 +53,22 @@ def _split(pattern: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
 
 
 _PRE_TOKENIZERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "default": _gpt2,
+    "default": _split(*_UNNAMED),
     "gpt-2": _gpt2,
     "smollm": _smollm,
     "llama-bpe": _split(_LLAMA3),
     "llama3": _split(_LLAMA3),
+    "llama-v3": _split(_LLAMA3),
+    "pixtral": _split(_LLAMA3),
+    "dbrx": _split(_LLAMA3),
+    "smaug-bpe": _split(_LLAMA3),
     "qwen2": _split(_QWEN2),
     "deepseek-r1-qwen": _split(_QWEN2),
+    "tekken": _split(_TEKKEN),
+    "gpt-4o": _split(_GPT4O),
 }
-_IGNORES_MERGES = frozenset({"llama-bpe", "llama3"})
+_WHOLE_AND_BEGUN = frozenset({"llama-bpe", "llama3", "llama-v3", "pixtral", "tekken"})
+"""A piece that is a token is taken whole, whatever the merges say; and texts begin with BOS unless the file says no."""
 
 
 def load_gguf_tokenizer(path: Path) -> Tokenizer:
@@ -69,7 +86,8 @@ def load_gguf_tokenizer(path: Path) -> Tokenizer:
     backend = _KINDS[kind](path, metadata, tokens)
     _add_special_tokens(backend, metadata, tokens)
     special = _special_tokens(metadata, tokens)
-    backend.post_processor = _post_processor(metadata, special, tokens, unless_said=kind == "llama")
+    begun = kind == "llama" or metadata.get("tokenizer.ggml.pre") in _WHOLE_AND_BEGUN
+    backend.post_processor = _post_processor(metadata, special, tokens, unless_said=begun)
     template = metadata.get("tokenizer.chat_template")
     return Tokenizer(backend, special, template if isinstance(template, str) else None, {})
 
@@ -133,7 +151,7 @@ def _bpe(path: Path, metadata: Mapping[str, Any], tokens: list[str], pre: str) -
         merges.append((left, right))
     vocabulary = {token: index for index, token in enumerate(tokens)}
     try:
-        return tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in _IGNORES_MERGES))
+        return tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in _WHOLE_AND_BEGUN))
     except Exception as error:  # the library raises bare Exception
         raise TokenizerError(f"{path}: vocabulary and merges do not fit together: {error}") from error
 
