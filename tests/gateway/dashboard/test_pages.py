@@ -367,18 +367,22 @@ def test_what_is_done_on_a_page_is_in_the_audit_log_under_the_persons_name(
 
 
 def test_statements_are_drafted_issued_and_printed_from_the_page(world: World, owner: Browser) -> None:
-    month = f"{datetime.now(UTC):%Y-%m}"
-    owner.post("/statements", {"team_id": world.search, "month": month})
-    page = owner.get(f"/statements?team_id={world.search}").text
-    found = re.search(rf"/statements/{world.search}/(\d+)/issue", page)
-    assert found is not None
-    printed = owner.get(f"/statements/{world.search}/{found[1]}/html")
+    def draft(month: str) -> str:
+        owner.post("/statements", {"team_id": world.search, "month": month})
+        page = owner.get(f"/statements?team_id={world.search}").text
+        return max(re.findall(rf"/statements/{world.search}/(\d+)/issue", page), key=int)
+
+    month = f"{datetime.now(UTC) - timedelta(days=15):%Y-%m}"
+    used = draft(month)
+    printed = owner.get(f"/statements/{world.search}/{used}/html")
     assert "script-src" not in printed.headers["content-security-policy"]
     assert month in printed.text
-    assert owner.get(f"/statements/{world.search}/{found[1]}/csv").text.count("\n") > 2
-    refused = owner.post(f"/statements/{world.search}/{found[1]}/issue", status=409)
+    assert owner.get(f"/statements/{world.search}/{used}/csv").text.count("\n") > 2
+    owner.post(f"/statements/{world.search}/{used}/discard")
+    running = draft(f"{datetime.now(UTC):%Y-%m}")
+    refused = owner.post(f"/statements/{world.search}/{running}/issue", status=409)
     assert "Nothing was changed." in refused.text
-    owner.post(f"/statements/{world.search}/{found[1]}/discard")
+    owner.post(f"/statements/{world.search}/{running}/discard")
 
 
 def test_the_range_is_what_the_url_says_and_a_wrong_one_is_the_default(owner: Browser) -> None:
