@@ -98,14 +98,16 @@ def standings_table(rows: Sequence[Standing]) -> list[str]:
 
 
 def losses_table(rows: Sequence[Standing]) -> list[str]:
-    """Where the time of ours goes beside the bound's: the median caller's prompt, and the mean step after it."""
-    lines = ["| point | first text ms: ours | bound | a step's ms: ours | bound |", "| --- " * 5 + "|"]
+    """Where the time of ours goes beside the bound's: the median caller's first text and the mean token after it, which takes in
+    the prompts of later callers; of the bound all prompts, and a step of nothing else.
+    """
+    lines = ["| point | ours: first text ms | per token ms | bound: prompts ms | step ms |", "| --- " * 5 + "|"]
     for row in rows:
         steps = row.point.output_tokens - 1
         total_s = row.point.callers * row.point.output_tokens / row.ours
         step_ms = (1000 * total_s - row.first_ms) / steps
         lines.append(
-            f"| {row.point.name} | {row.first_ms:,.0f} | {1000 * row.bound.prefill_s:,.0f} | {step_ms:.1f} | "
+            f"| {row.point.name} | {row.first_ms:,.0f} | {step_ms:.1f} | {1000 * row.bound.prefill_s:,.0f} | "
             f"{1000 * row.bound.decode_s / steps:.1f} |"
         )
     return lines
