@@ -21,6 +21,7 @@ GIB = 1 << 30
 CPU_SHARE = 0.4
 """Of what is free after the weights."""
 CPU_MOST = 4 * GIB
+CACHE_LINE = 64
 FP8 = torch.float8_e4m3fn
 CACHE_DTYPES = {
     "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "fp8": FP8, "fp8_e4m3": FP8,
@@ -114,7 +115,10 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     a start does not wait for gigabytes that nobody uses yet."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+    size = math.prod(shape) * dtype.itemsize
+    room = np.zeros(size + CACHE_LINE, dtype=np.uint8)
+    first = -room.ctypes.data % CACHE_LINE  # a vector that lies across two lines costs two reads
+    return torch.from_numpy(room[first : first + size]).view(dtype).view(shape)
 
 
 def cpu_budget(config: EngineConfig) -> int:

@@ -31,12 +31,15 @@ def sample(logits: torch.Tensor, lines: Sequence[Line], draw: Draw = draw_refere
 
 def draw_settings(params: Sequence[SamplingParams], choices: list[int], positions: list[int]) -> DrawSettings:
     """For the token at `positions[i]` of choice `choices[i]` of each request."""
+    uniform = [0.0] * len(params)
+    if any(each.temperature > 0.0 for each in params):
+        uniform = uniforms([each.seed for each in params], choices, positions).tolist()
     return DrawSettings(
         temperature=[each.temperature for each in params],
         top_k=[each.top_k for each in params],
         top_p=[each.top_p for each in params],
         min_p=[each.min_p for each in params],
-        uniform=list(uniforms([each.seed for each in params], choices, positions).tolist()),
+        uniform=uniform,
     )
 
 

@@ -22,6 +22,7 @@ from .attention_tiles import narrow_line, score_tile, value_tile
 from .elementwise import store_bf16
 from .tape import TOTAL, operation
 from .vector import (
+    BF16,
     F32,
     F32V,
     I64,
@@ -45,16 +46,21 @@ TILE = 6
 BLOCK = 16
 AHEAD = 2 * BLOCK
 """Tokens whose keys or values are asked of the memory so long before they are needed."""
-ZERO, ONE = np.float32(0.0), np.float32(1.0)
+ZERO = np.float32(0.0)
 MASKED = np.float32(-np.inf)
 
 
-@intrinsic
-def _softmax(typingctx: Any, row: Any, vectors: Any) -> Any:
-    """row <- e^(row - max) over 16 * `vectors` elements (masked ones are -inf, and become 0); returns 1 / their sum."""
+@intrinsic(prefer_literal=True)
+def _softmax(typingctx: Any, kind: Any, row: Any, vectors: Any) -> Any:
+    """row <- e^(row - max) over 16 * `vectors` elements (masked ones are -inf, and become 0); returns 1 / their sum. With the
+    `kind` (a literal) pairs the row becomes bfloat16, from the same place on.
+    """
+    if not isinstance(kind, types.StringLiteral):
+        return None
+    narrow = ir.VectorType(BF16, LANES) if kind.literal_value == "pairs" else None
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        row, vectors = args
+        _, row, vectors = args
         lowest = F32V([float("-inf")] * LANES)
         best, total = cgutils.alloca_once(builder, F32V), cgutils.alloca_once(builder, F32V)
         builder.store(lowest, best)
@@ -69,11 +75,15 @@ def _softmax(typingctx: Any, row: Any, vectors: Any) -> Any:
         with cgutils.for_range(builder, vectors, intp=I64) as loop:
             at = builder.add(row, builder.mul(loop.index, I64(64)))
             value = exp(builder, builder.fsub(load(builder, at, F32V, 4), shift))
-            builder.store(value, builder.inttoptr(at, F32V.as_pointer()), align=4)
+            if narrow is None:
+                builder.store(value, builder.inttoptr(at, F32V.as_pointer()), align=4)
+            else:
+                half = builder.add(row, builder.mul(loop.index, I64(32)))
+                builder.store(builder.fptrunc(value, narrow), builder.inttoptr(half, narrow.as_pointer()), align=2)
             builder.store(builder.fadd(builder.load(total), value), total)
         return builder.fdiv(F32(1.0), sum_lanes(builder, builder.load(total)))
 
-    return types.float32(types.int64, types.int64), codegen
+    return types.float32(kind, types.int64, types.int64), codegen
 
 
 @intrinsic
@@ -205,9 +215,7 @@ def attend(kind: str, width: int, row: int) -> int:
                 if window > 0:
                     for t in range(own - window):
                         write_float(line, t, MASKED)
-                write_float(query + r * 4, 0, _softmax(line, padded))
-                if kind == "pairs":
-                    narrow_line(line, line, padded, ONE)
+                write_float(query + r * 4, 0, _softmax(kind, line, padded))
             for at in range(begin, length, BLOCK):
                 place = (read_int(table, at // BLOCK) * kv_heads + kv_head) * head_bytes
                 count = min(BLOCK, length - at)

@@ -163,7 +163,7 @@ def value_tile(
 
 @intrinsic
 def narrow_line(typingctx: Any, source: Any, target: Any, vectors: Any, factor: Any) -> Any:
-    """target (bfloat16) = factor * source over 16 * `vectors` floats; the two may begin at the same place."""
+    """target (bfloat16) = factor * source over 16 * `vectors` floats."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         source, target, vectors, factor = args

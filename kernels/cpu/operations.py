@@ -82,8 +82,8 @@ class CpuOperations:
         self._slots: NDArray[np.int64] = np.zeros(capacity, dtype=np.int64)
         self._items: NDArray[np.int64] = np.zeros((capacity, 4), dtype=np.int64)
         self._tables: NDArray[np.int64] = np.zeros((capacity, -(-max_context // BLOCK)), dtype=np.int64)
-        self._scratch: NDArray[np.uint8] = np.zeros(threads * linear.SCRATCH_BYTES, dtype=np.uint8)
-        self._attention_scratch: NDArray[np.uint8] | None = None
+        self._scratch = torch.zeros(threads * linear.SCRATCH_BYTES, dtype=torch.uint8)
+        self._attention_scratch: torch.Tensor | None = None
         self._sampling_scratch: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         self._recorded: dict[Callable[[], None], Program] = {}
         self._recording: Program | None = None
@@ -205,7 +205,7 @@ class CpuOperations:
             source = rounded if isinstance(run, ByteMatrix) else x
             arguments = [
                 source.data_ptr(), _stride(source), run.data.data_ptr(), run.groups, run.panels,
-                out.data_ptr() + 4 * column, _stride(out), int(add), per_task, self._scratch.ctypes.data,
+                out.data_ptr() + 4 * column, _stride(out), int(add), per_task, self._scratch.data_ptr(),
             ]  # fmt: skip
             function = _int8_linear(run.storage) if isinstance(run, ByteMatrix) else _LINEAR[run.storage]
             tape.add(function, header, arguments, (source, run, out))
@@ -266,7 +266,7 @@ class CpuOperations:
         arguments = [
             qkv.data_ptr(), _stride(qkv), cos.data_ptr(), sin.data_ptr(), self._positions.ctypes.data,
             self._slots.ctypes.data, keys.data_ptr(), values.data_ptr(), how.heads, kv_heads, size,
-            _CACHE_STORAGE[keys.dtype], self._scratch.ctypes.data,
+            _CACHE_STORAGE[keys.dtype], self._scratch.data_ptr(),
         ]  # fmt: skip
         self._record().add(elementwise.rotary_write, self._header, arguments, (qkv, tables, caches))
 
@@ -277,11 +277,11 @@ class CpuOperations:
         _, kv_heads, _, size = keys.shape
         per_thread = attention.TILE * (2 * size + self._columns) * 4
         if self._attention_scratch is None:
-            self._attention_scratch = np.zeros(self.threads * per_thread, dtype=np.uint8)
+            self._attention_scratch = torch.zeros(self.threads * per_thread, dtype=torch.uint8)
         arguments = [
             qkv.data_ptr(), _stride(qkv), out.data_ptr(), _stride(out), keys.data_ptr(), values.data_ptr(),
             self._tables.ctypes.data, self._tables.strides[0], self._items.ctypes.data, how.heads, kv_heads, size,
-            float_bits(how.scale), self._attention_scratch.ctypes.data, per_thread, self._columns, how.window or 0,
+            float_bits(how.scale), self._attention_scratch.data_ptr(), per_thread, self._columns, how.window or 0,
             float_bits(how.softcap or 0.0), *self._twin(out),
         ]  # fmt: skip
         function = _ATTEND[keys.dtype]
