@@ -370,7 +370,7 @@ def test_statements_are_drafted_issued_and_printed_from_the_page(world: World, o
     def draft(month: str) -> str:
         owner.post("/statements", {"team_id": world.search, "month": month})
         page = owner.get(f"/statements?team_id={world.search}").text
-        return max(re.findall(rf"/statements/{world.search}/(\d+)/issue", page), key=int)
+        return str(max(int(each) for each in re.findall(rf"/statements/{world.search}/(\d+)/issue", page)))
 
     month = f"{datetime.now(UTC) - timedelta(days=15):%Y-%m}"
     used = draft(month)
