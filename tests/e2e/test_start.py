@@ -66,7 +66,7 @@ def test_the_printed_curl_line_works_and_the_second_start_is_quick_and_silent_ab
         assert key not in second.text
         assert admin_key not in second.text
         assert "Metergate serves on" in second.text
-    assert "stopped; everything is in the database" in second.output[-1]
+    assert "stopped; everything is in the database" in second.text
     assert (home / "admin-key").stat().st_mode & 0o777 == 0o600
 
 
