@@ -276,6 +276,7 @@ class EngineCore:
         """Ends the sequence between two steps. One that has ended already has been reported: nothing to do."""
         if (held := self._held.pop(message.id, None)) is not None:
             held.sequence.finish_reason = FinishReason.ABORT
+            held.compilation.leave()
             self._ended.append(held.sequence)
             return
         sequence = self._scheduler.find(message.id)

@@ -11,12 +11,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import llguidance
 import llguidance.numpy
 
 from .batch import Mask
+from .deep_threads import deep_threads
 from .tokenizer import Tokenizer
 
 KEPT_GRAMMARS = 64
@@ -53,6 +54,14 @@ class Compilation:
 
     def __init__(self, matcher: Future[llguidance.LLMatcher]) -> None:
         self._matcher = matcher
+        self.awaited = 0
+        """Sequences that have begun it, less those that left."""
+
+    def leave(self) -> None:
+        """One who began it waits no more: what nobody waits for, and no thread has taken up, is not compiled."""
+        self.awaited -= 1
+        if self.awaited == 0:
+            self._matcher.cancel()
 
     @property
     def done(self) -> bool:
@@ -60,8 +69,8 @@ class Compilation:
 
     @property
     def failed(self) -> bool:
-        """It raised, which a later try need not."""
-        return self.done and self._matcher.exception() is not None
+        """It raised, which a later try need not, or was called off."""
+        return self.done and (self._matcher.cancelled() or self._matcher.exception() is not None)
 
     def grammar(self) -> Grammar:
         """A place at its beginning, waiting until it is compiled. Raises what compiling raised; what the library found wrong
@@ -78,7 +87,7 @@ class GrammarCompiler:
         self._load_tokenizer, self._vocab_size, self._compiled = load_tokenizer, vocab_size, compiled
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._loading = threading.Lock()
-        self._threads = ThreadPoolExecutor(COMPILERS, thread_name_prefix="grammar")
+        self._threads = deep_threads(COMPILERS, "grammar")
         self._executor = llguidance.LLExecutor(num_threads=1)
         self._begun: OrderedDict[str, Compilation] = OrderedDict()
 
@@ -92,6 +101,7 @@ class GrammarCompiler:
             if len(self._begun) > KEPT_GRAMMARS:
                 self._begun.popitem(last=False)
         self._begun.move_to_end(grammar)
+        found.awaited += 1
         return found
 
     def _compile(self, grammar: str) -> llguidance.LLMatcher:

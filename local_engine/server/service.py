@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import hmac
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,6 +17,7 @@ import msgspec
 from ..async_engine import AsyncEngine, FinishedUsage
 from ..chat_template import ChatTemplate
 from ..config import ServerConfig
+from ..deep_threads import deep_threads
 from ..errors import EngineDead, Overloaded, RequestError
 from ..generation import Generation, GenerationRequest, Usage
 from ..messages import LoadAdapter, UnloadAdapter
@@ -39,6 +42,11 @@ from .tool_parsers import NamedParser, RequiredParser, keeps_special_tokens, new
 
 SMALL_TEXT = 4_096
 """Characters below which tokenising on the event loop is cheaper than a thread."""
+
+
+@functools.cache
+def _checkers() -> ThreadPoolExecutor:
+    return deep_threads(2, "grammar-check")
 
 
 @dataclass(slots=True)
@@ -224,7 +232,9 @@ class Service:
 
     async def _grammar(self, body: ChatRequest | CompletionRequest) -> str | None:
         """Checked off the event loop: a schema may be large."""
-        return await asyncio.to_thread(grammar_of, body) if wants_structure(body) else None
+        if not wants_structure(body):
+            return None
+        return await asyncio.get_running_loop().run_in_executor(_checkers(), grammar_of, body)
 
     def _tool_parser(self, body: ChatRequest) -> ToolParser | None:
         if not body.tools:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import RequestError
 from ..tokenizer import Tokenizer
+from .grammar_limits import excess
 from .reasoning import CLOSE, OPEN, Reasoning
 from .requests import ChatRequest, CompletionRequest, StructuredOutputs, Tool
 
@@ -39,7 +40,7 @@ def grammar_of(body: ChatRequest | CompletionRequest) -> str | None:
     if body.allowed_token_ids is not None:
         raise RequestError(f"allowed_token_ids cannot be combined with {param}.", param="allowed_token_ids")
     grammar = _grammar(param, kind, value)
-    if error := _checked(grammar):
+    if error := excess(grammar) or _checked(grammar):
         raise RequestError(f"{param} cannot be followed: {error.strip()}", param=param)
     return grammar
 

@@ -7,6 +7,7 @@ dequantisers are used as they are.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from ..errors import ModelError
 
 MAGIC = b"GGUF"
+MAX_DIMENSIONS = 4
 _ARRAY = 9
 _STRING = 8
 _SCALARS: dict[int, str] = {
@@ -79,7 +81,7 @@ def read_gguf(path: Path) -> GGUFFile:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     try:
         return _parse(path, mapped, size)
-    except (struct.error, IndexError, ValueError) as error:
+    except (struct.error, IndexError, ValueError, OverflowError, TypeError) as error:
         raise ModelError(f"{path} is truncated or corrupt in its header ({size:,} bytes): download it again") from error
 
 
@@ -125,7 +127,7 @@ class _Cursor:
         if kind == _STRING:
             return self.strings(count)
         if kind not in _SCALARS:
-            return [self.value(kind) for _ in range(count)]
+            raise ValueError(f"a list of values of type {kind}")
         form = f"<{count}{_SCALARS[kind][1]}"
         values = struct.unpack_from(form, self.buffer, self.at)
         self.at += struct.calcsize(form)
@@ -134,14 +136,15 @@ class _Cursor:
     def strings(self, count: int) -> list[str]:
         """The hot loop: a vocabulary has tens of thousands of them."""
         buffer, at, unpack = self.buffer, self.at, struct.Struct("<Q").unpack_from
+        size = len(buffer)
         texts = []
         for _ in range(count):
             (length,) = unpack(buffer, at)
             at += 8
+            if length > size - at:
+                raise IndexError(length)
             texts.append(buffer[at : at + length].decode("utf-8", errors="surrogateescape"))
             at += length
-        if at > len(buffer):
-            raise IndexError(at)
         self.at = at
         return texts
 
@@ -158,12 +161,20 @@ def _parse(path: Path, mapped: mmap.mmap, size: int) -> GGUFFile:
         metadata[key] = cursor.value(cursor.scalar("<I"))
     entries = [_tensor_entry(cursor) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", 32)
+    if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 1:
+        raise ValueError(f"an alignment of {alignment!r}")
     base = -(-cursor.at // alignment) * alignment
     whole = np.frombuffer(mapped, dtype=np.uint8)
     tensors = {}
     for name, shape, kind_id, offset in entries:
         kind, block, block_bytes = _storage(path, name, kind_id)
-        rows = int(np.prod(shape[:-1], dtype=np.int64))
+        if not 1 <= len(shape) <= MAX_DIMENSIONS or min(shape) < 1 or shape[-1] % block:
+            raise ModelError(
+                f"{path}: tensor {name} is {kind} of the impossible shape {_short(shape)}: download it again"
+            )
+        if name in tensors:
+            raise ModelError(f"{path} has two tensors {name}: download it again, or convert the model again")
+        rows = math.prod(shape[:-1])
         row_bytes = shape[-1] // block * block_bytes
         start, stop = base + offset, base + offset + rows * row_bytes
         if stop > size:
@@ -172,6 +183,10 @@ def _parse(path: Path, mapped: mmap.mmap, size: int) -> GGUFFile:
             )
         tensors[name] = GGUFTensor(name, kind, shape, whole[start:stop].reshape(rows, row_bytes))
     return GGUFFile(path, metadata, tensors)
+
+
+def _short(shape: tuple[int, ...]) -> str:
+    return f"{list(shape[:MAX_DIMENSIONS])}{'' if len(shape) <= MAX_DIMENSIONS else ' …'}"
 
 
 def _tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:

@@ -13,7 +13,7 @@ import pytest
 from local_engine.config import EngineConfig
 from local_engine.core_process import Channel
 from local_engine.engine_core import EngineCore
-from local_engine.grammars import GrammarCompiler
+from local_engine.grammars import COMPILERS, GrammarCompiler
 from local_engine.messages import Abort, AddSequence, ResetPrefixCache, Update, frame
 from local_engine.sampling_params import SamplingParams
 from local_engine.sequence import FinishReason
@@ -97,6 +97,27 @@ def test_one_that_waits_for_its_grammar_can_be_aborted(bench: Bench) -> None:
     assert (update.id, update.finish_reason) == (ASKING, FinishReason.ABORT)
     bench.go()
     assert bench.rest() == {}
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled(bench: Bench) -> None:
+    """A thousand callers who leave at once hold nobody up; one of two who leaves takes nothing from the other."""
+    kept = as_grammar(guided_choice=["kept"])
+    left = [as_grammar(guided_choice=[f"left{number}"]) for number in range(1_000)]
+    for number, grammar in enumerate((*left, kept, kept)):
+        bench.add(10 + number, params(grammar, 2))
+    waiting = {held.sequence.id: held.compilation for held in bench.core.held}
+    for number in (*range(10, 1_010), 1_011):
+        bench.core.handle(Abort(number, None))
+    undone = [number for number in range(10, 1_010) if not waiting[number].failed]
+    assert len(undone) <= COMPILERS, "only those that a thread has begun"
+    assert not waiting[1_010].done
+    again = bench.compiler.begin(left[-1])
+    assert again is not waiting[1_009]
+    bench.go()
+    again.grammar()
+    ended = {number: updates[-1].finish_reason for number, updates in bench.rest().items()}
+    assert ended.pop(1_010) is FinishReason.STOP
+    assert set(ended.values()) == {FinishReason.ABORT}
 
 
 def test_a_compiler_that_fails_fails_its_request_alone_and_is_tried_again(tiny_folder: Path) -> None:
