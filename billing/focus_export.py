@@ -2,16 +2,17 @@
 
 The rows are made span by span out of the rollups (of one key: out of the usage rows, for rollups of money do not know keys), so
 that a file of any length needs little memory, and their BilledCost sums to what the ledger says, to the last nano. A span never
-runs over the month that its team is billed by.
+runs over the month that its team is billed by. Spans without usage are not asked for: a year has 8,760 hours for every team.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Select, and_, case, func, literal_column, select
+from sqlalchemy import ColumnElement, Label, Select, and_, case, exists, func, literal_column, or_, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -22,7 +23,7 @@ from billing.periods import intervals, period_bounds
 from billing.reports import check_interval, check_range
 from billing.statement_cells import ROLLUP_KEY, Cell, cell_of
 from billing.statement_focus import catalog_of
-from billing.tables import MONEY_SUMS, rollup_money, usage, usage_lines
+from billing.tables import MONEY_SUMS, rollup_money, teams, usage, usage_lines
 from billing.teams import TeamRow, get_team, list_teams
 from billing.times import first_id_at, format_time
 
@@ -70,19 +71,36 @@ class _Head:
 
 
 async def focus_teams(connection: AsyncConnection, asked: FocusQuery) -> list[TeamRow]:
-    """The teams whose usage is asked for. Raises `InvalidQuery` or `InvalidTime`."""
+    """The teams whose usage is asked for, those that used something. Raises `InvalidQuery` or `InvalidTime`."""
     asked.check()
     if asked.team_id is None:
-        return await list_teams(connection)
+        used = {row.id for row in await connection.execute(_used_teams(asked))}
+        return [team for team in await list_teams(connection) if team.id in used]
     team = await get_team(connection, asked.team_id)
     return [] if team is None else [team]
 
 
-def focus_spans(asked: FocusQuery, team: TeamRow) -> Iterator[Sequence[Span]]:
-    """The pieces in which a team's rows are read, in order: so many intervals at a time."""
-    spans = _spans(asked, team)
-    for at in range(0, len(spans), SPANS_AT_ONCE):
-        yield spans[at : at + SPANS_AT_ONCE]
+def focus_months(asked: FocusQuery, team: TeamRow) -> list[Span]:
+    """The range, cut where the team's months end."""
+    return intervals("month", team.timezone, asked.start_us, asked.end_us)
+
+
+async def used_quarters(connection: AsyncConnection, team: TeamRow, month: Span) -> list[int]:
+    """The starts of the quarter-hours in which the team used something, in order."""
+    at = rollup_money.c.bucket_us
+    query = select(at).distinct().where(rollup_money.c.team_id == team.id, at >= month[0], at < month[1]).order_by(at)
+    return list(await connection.scalars(query))
+
+
+def focus_spans(asked: FocusQuery, month: Span, used: Sequence[int]) -> list[Sequence[Span]]:
+    """The pieces in which a month's rows are read, in order: so many intervals at a time, of those that hold one of `used`."""
+    spans = [span for span in intervals(asked.interval, asked.timezone, *month) if _holds(span, used)]
+    return [spans[at : at + SPANS_AT_ONCE] for at in range(0, len(spans), SPANS_AT_ONCE)]
+
+
+def _holds(span: Span, used: Sequence[int]) -> bool:
+    at = bisect_left(used, span[0])
+    return at < len(used) and used[at] < span[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +136,10 @@ def rows_of_piece(piece: FocusPiece) -> list[FocusRow]:
     return rows
 
 
-def _spans(asked: FocusQuery, team: TeamRow) -> list[Span]:
-    """The intervals of the range, cut where the team's month ends."""
-    found: list[Span] = []
-    for start_us, end_us in intervals(asked.interval, asked.timezone, asked.start_us, asked.end_us):
-        found += intervals("month", team.timezone, start_us, end_us)
-    return found
+def _used_teams(asked: FocusQuery) -> Select[Any]:
+    cell = rollup_money.c
+    inside = (cell.team_id == teams.c.id, cell.bucket_us >= asked.start_us, cell.bucket_us < asked.end_us)
+    return select(teams.c.id).where(exists().where(*inside))
 
 
 def _query(asked: FocusQuery, team: TeamRow, spans: Sequence[Span]) -> Select[Any]:
@@ -132,14 +148,14 @@ def _query(asked: FocusQuery, team: TeamRow, spans: Sequence[Span]) -> Select[An
 
 def _of_rollup(asked: FocusQuery, team: TeamRow, spans: Sequence[Span]) -> Select[Any]:
     table = rollup_money
-    span = case(
-        *((and_(table.c.bucket_us >= start, table.c.bucket_us < end), start) for start, end in spans), else_=None
-    ).label("source_start_us")
+    parts = [and_(table.c.bucket_us >= start, table.c.bucket_us < end) for start, end in spans]
+    span = _start(spans, parts)
     keys = [table.c[name] for name in ROLLUP_KEY]
     wanted = [table.c[name] == value for name in _FILTERS if (value := getattr(asked, name)) is not None]
     return (
         select(span, *keys, *(func.sum(table.c[name]).label(name) for name in MONEY_SUMS))
         .where(table.c.team_id == team.id, table.c.bucket_us >= spans[0][0], table.c.bucket_us < spans[-1][1], *wanted)
+        .where(or_(*parts))
         .group_by(span, *keys)
     )
 
@@ -147,9 +163,8 @@ def _of_rollup(asked: FocusQuery, team: TeamRow, spans: Sequence[Span]) -> Selec
 def _of_rows(asked: FocusQuery, team: TeamRow, spans: Sequence[Span]) -> Select[Any]:
     """The same sums out of a key's own rows and their lines."""
     row, line = usage.c, usage_lines.c
-    span = case(
-        *((and_(row.id >= first_id_at(start), row.id < first_id_at(end)), start) for start, end in spans), else_=None
-    ).label("source_start_us")
+    parts = [and_(row.id >= first_id_at(start), row.id < first_id_at(end)) for start, end in spans]
+    span = _start(spans, parts)
     keys: dict[str, Any] = {
         "model": row.model,
         "provider": func.coalesce(row.provider, _NONE),
@@ -171,8 +186,15 @@ def _of_rows(asked: FocusQuery, team: TeamRow, spans: Sequence[Span]) -> Select[
         .select_from(usage.join(usage_lines, line.usage_id == row.id))
         .where(row.key_id == asked.key_id, row.team_id == team.id, *wanted)
         .where(row.id >= first_id_at(spans[0][0]), row.id < first_id_at(spans[-1][1]))
+        .where(or_(*parts))
         .group_by(span, *keys.values())
     )
+
+
+def _start(spans: Sequence[Span], parts: Sequence[ColumnElement[bool]]) -> Label[Any]:
+    """The start of the span that a row is part of."""
+    starts = (start for start, _ in spans)
+    return case(*zip(parts, starts, strict=True), else_=None).label("source_start_us")
 
 
 async def _cells(connection: AsyncConnection, query: Select[Any]) -> list[Cell]:

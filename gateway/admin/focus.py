@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from litestar import Controller, get
@@ -11,11 +11,21 @@ from litestar.response import Stream
 
 from billing.csv_text import csv_lines
 from billing.focus import COLUMNS
-from billing.focus_export import FocusPiece, FocusQuery, focus_spans, focus_teams, read_piece, rows_of_piece
+from billing.focus_export import (
+    FocusPiece,
+    FocusQuery,
+    focus_months,
+    focus_spans,
+    focus_teams,
+    read_piece,
+    rows_of_piece,
+    used_quarters,
+)
 from billing.teams import TeamRow
 from billing.times import format_time
 from gateway.access.repository import get_key
 from gateway.admin.services import Injected, Rooms
+from gateway.admin.unbroken import unbroken
 from gateway.admin.usage import End, Id, Interval, Start, TimeZone, usage_range
 
 
@@ -48,19 +58,22 @@ class FocusController(Controller):
                 teams = await focus_teams(connection, asked)
         name = f"focus-{format_time(asked.start_us)[:10]}-{format_time(asked.end_us - 1)[:10]}.csv"
         headers = {"content-disposition": f'attachment; filename="{name}"', "x-content-type-options": "nosniff"}
-        return Stream(_file(rooms, asked, teams), media_type="text/csv; charset=utf-8", headers=headers)
+        return Stream(unbroken(_file(rooms, asked, teams)), media_type="text/csv; charset=utf-8", headers=headers)
 
 
-async def _file(rooms: Rooms, asked: FocusQuery, teams: list[TeamRow]) -> AsyncIterator[str]:
+async def _file(rooms: Rooms, asked: FocusQuery, teams: list[TeamRow]) -> AsyncGenerator[str, None]:
     """Each piece is read in one go and sent afterwards, so that a slow reader holds no connection of the database; what takes
     CPU is done beside the requests of callers."""
     yield csv_lines([COLUMNS])
     for team in teams:
-        for spans in focus_spans(asked, team):
+        for month in focus_months(asked, team):
             async with rooms.read() as connection:
-                piece = await read_piece(connection, asked, team, spans)
-            if piece.cells:
-                yield await asyncio.to_thread(_lines, piece)
+                used = await used_quarters(connection, team, month)
+            for spans in await asyncio.to_thread(focus_spans, asked, month, used) if used else ():
+                async with rooms.read() as connection:
+                    piece = await read_piece(connection, asked, team, spans)
+                if piece.cells:
+                    yield await asyncio.to_thread(_lines, piece)
 
 
 def _lines(piece: FocusPiece) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -11,6 +11,7 @@ from litestar import Controller, Response, get
 from litestar.response import Stream
 
 from billing.csv_text import csv_lines
+from gateway.admin.unbroken import unbroken
 from gateway.dashboard.app import Seen
 from gateway.dashboard.figures import (
     COUNTS,
@@ -85,14 +86,14 @@ class ExploreController(Controller):
         header = ["start", "end", group, *COUNTS, *(f"tokens {name}" for name in classes)]
         header += [f"{name} {currency}" for name, currency in columns]
 
-        async def lines() -> AsyncIterator[str]:
+        async def lines() -> AsyncGenerator[str, None]:
             yield csv_lines([header])
             async for page in visit.api.pages("/usage", question(visit, group_by=group, filters=filters)):
                 yield csv_lines(_line(row, group, classes, columns) for row in page)
 
         name = f"usage-{visit.range.first_day}-{visit.range.last_day}-by-{group}.csv"
         headers = {**HEADERS, "content-disposition": f'attachment; filename="{name}"'}
-        return Stream(lines(), media_type="text/csv; charset=utf-8", headers=headers)
+        return Stream(unbroken(lines()), media_type="text/csv; charset=utf-8", headers=headers)
 
     @get("/focus.csv", include_in_schema=False)
     async def focus(self, visit: Seen) -> Stream:
@@ -103,7 +104,7 @@ class ExploreController(Controller):
         await anext(pieces)
         name = f"focus-{visit.range.first_day}-{visit.range.last_day}.csv"
         headers = {**HEADERS, "content-disposition": f'attachment; filename="{name}"'}
-        return Stream(pieces, media_type="text/csv; charset=utf-8", headers=headers)
+        return Stream(unbroken(pieces), media_type="text/csv; charset=utf-8", headers=headers)
 
 
 def _line(row: Json, group: str, classes: Sequence[str], columns: Sequence[tuple[str, str]]) -> list[object]:

@@ -7,7 +7,7 @@ code, and no figure is computed in a second place.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -85,7 +85,7 @@ class Inside:
             raise _refused(answer.status, answer.body)
         return answer.body
 
-    async def pieces(self, path: str, query: Mapping[str, object] | None = None) -> AsyncIterator[bytes]:
+    async def pieces(self, path: str, query: Mapping[str, object] | None = None) -> AsyncGenerator[bytes, None]:
         """The answer's body as it is made, never more than a piece ahead; the first piece is empty and comes with its status.
 
         Raises `Refused` instead of it.

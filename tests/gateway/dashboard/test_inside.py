@@ -73,7 +73,7 @@ async def test_an_answer_in_pieces_is_never_more_than_some_ahead_of_its_reader()
     for at in range(10):
         assert await anext(pieces) == b"%d," % at
         assert book.sent <= at + 3
-    await pieces.aclose()  # type: ignore[attr-defined]
+    await pieces.aclose()
     assert book.ended.is_set(), "who stops reading stops the answer"
     assert b"".join([piece async for piece in api.pieces("/pieces")]) == b"".join(b"%d," % at for at in range(1000))
 
