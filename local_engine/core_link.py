@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 CORE_COMMAND = (sys.executable, "-m", "local_engine.core_process")
 CORE_EXIT_S = 5
+_POLL_S = 0.01
 
 
 class CoreLink:
@@ -108,7 +109,7 @@ class CoreLink:
             os.close(self._watch_fd)
             self._watch_fd = None
         if self._core is not None:
-            await asyncio.to_thread(self._reap, self._core)
+            await _reaped(self._core)
 
     def fail_answers(self, reason: str) -> None:
         """To whoever waits for an adapter."""
@@ -129,13 +130,6 @@ class CoreLink:
             )
         os.close(read_fd)
         return ours
-
-    def _reap(self, core: subprocess.Popen[bytes]) -> None:
-        try:
-            core.wait(CORE_EXIT_S)
-        except subprocess.TimeoutExpired:
-            core.kill()
-            core.wait()
 
     async def _await_ready(self, on_progress: Callable[[str], None]) -> Ready:
         while True:
@@ -198,6 +192,17 @@ class CoreLink:
         except subprocess.TimeoutExpired:
             return "its socket closed"
         return exit_words(status)
+
+
+async def _reaped(core: subprocess.Popen[bytes]) -> None:
+    """Waits without a thread: none can be started any more when an `LLM` that nobody closed ends with its interpreter."""
+    try:
+        async with asyncio.timeout(CORE_EXIT_S):
+            while core.poll() is None:
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        core.kill()
+        core.wait()
 
 
 _decoder: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)

@@ -25,7 +25,13 @@ def unsupported(shape: ModelShape, precision: str, kv_dtype: str, ranks: int) ->
             "this engine gives pages behind a window back only where every layer has one; here it keeps the pages of all layers"
         )
     group = GROUPS.get(precision)
-    if group and shape.heads // ranks * shape.head_dim % group:
+    inputs = shape.heads * shape.head_dim
+    if group and inputs % group:
+        found.append(
+            f"{precision}: the {inputs} inputs of attention's output matrix do not divide into groups of {group}; take smaller "
+            "groups"
+        )
+    elif group and shape.heads // ranks * shape.head_dim % group:
         found.append(
             f"{precision} over {ranks} ranks: attention's output matrix would be cut within its groups of {group} inputs, which "
             "this engine refuses; take smaller groups or fewer ranks"

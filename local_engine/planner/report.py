@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ..config import BLOCK_SIZE
+from ..weights.model_store import KNOWN
 from .kv import VALUE_BYTES, KVShape, kv_shape, valid_splits
 from .plan import DevicePlan, Wish, notes, precisions_of, serve_flags, weight_count
 from .shape import ModelShape
@@ -53,8 +55,17 @@ def as_json(report: Report) -> dict[str, Any]:
         "tensor_parallel_sizes": valid_splits(shape),
         "device": _device_json(report, plan) if plan else None,
         "fits": [_fit_json(report, each) for each in report.fits],
-        "notes": notes(shape, wish, _shown(report)),
+        "notes": _notes(report),
     }
+
+
+def _notes(report: Report) -> list[str]:
+    said = notes(report.shape, report.wish, _shown(report))
+    if report.plan and not Path(report.model).expanduser().exists() and report.model.lower() not in KNOWN:
+        said.append(
+            f"{report.model} is known here by its config.json alone: in the command, give the folder that holds its weights"
+        )
+    return said
 
 
 def _shown(report: Report) -> list[DevicePlan]:
@@ -84,7 +95,7 @@ def as_text(report: Report) -> str:
     if report.plan:
         lines += ["", *_device_lines(report, report.plan)]
     lines += ["", *_fit_lines(report)]
-    said = notes(report.shape, report.wish, _shown(report))
+    said = _notes(report)
     if said:
         lines += ["", *(f"note: {sentence}" for sentence in said)]
     return "\n".join(lines)

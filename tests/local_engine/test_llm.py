@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,19 @@ def test_a_closed_one_has_no_process_and_says_so(tiny_folder: Path) -> None:
     del forgotten
     gc.collect()
     assert core is not None and not is_alive(core.pid)
+
+
+def test_a_program_that_closes_nothing_ends_quietly_and_leaves_no_process(tiny_folder: Path) -> None:
+    program = (
+        "from local_engine.llm import LLM\n"
+        f"llm = LLM({str(tiny_folder)!r}, core_command={TINY!r}, device='cpu')\n"
+        "print(llm.generate('ok')[0].outputs[0].finish_reason, llm._service.engine._cores[0]._core.pid)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    finish_reason, core = ended.stdout.split()[-2:]
+    assert (ended.returncode, finish_reason) == (0, "length")
+    assert "Traceback" not in ended.stderr
+    assert not is_alive(int(core))
 
 
 def test_what_is_wrong_at_start_is_said(tiny_folder: Path) -> None:

@@ -49,6 +49,18 @@ def test_a_group_that_a_split_would_cut_is_said(capsys: pytest.CaptureFixture[st
     refused = "over 2 ranks: attention's output matrix would be cut within its groups of 128 inputs"
     assert refused in planned(capsys, *asked, "int4-g128")
     assert refused not in planned(capsys, *asked, "int4-g64")
+    whole = planned(capsys, "smollm2-135m", "--gpu", "L4", "-q", "int4-g128")
+    assert "the 576 inputs of attention's output matrix do not divide into groups of 128" in whole
+    assert "over 1 ranks" not in whole
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-70b", "meta-llama/Llama-3.1-8B-Instruct"])
+def test_a_command_with_a_name_that_brings_no_weights_says_so(capsys: pytest.CaptureFixture[str], model: str) -> None:
+    said = f"{model} is known here by its config.json alone: in the command, give the folder that holds its weights"
+    assert said in planned(capsys, model, "--gpu", "H200")
+    assert said in json.loads(planned(capsys, model, "--gpu", "H200", "--json"))["notes"]
+    assert said not in planned(capsys, model)
+    assert "config.json alone" not in planned(capsys, "smollm2-135m-instruct", "--gpu", "T4")
 
 
 def test_without_a_split_the_fewest_gpus_are_planned_for(capsys: pytest.CaptureFixture[str]) -> None:
