@@ -16,6 +16,7 @@ from billing.checks import parse_field
 from billing.errors import InvalidPrice
 from billing.money import MICRO, format_scaled
 from billing.usage import TokenClass
+from billing.yaml_text import YamlFault, read_yaml
 
 
 class ListedPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,8 +91,8 @@ def _acknowledged(known: Iterable[Acknowledged]) -> set[tuple[str, str, str, int
 def read_acknowledged(text: str) -> list[Acknowledged]:
     """The YAML list that `write_acknowledged` makes. Raises `InvalidPrice`."""
     try:
-        return msgspec.convert(yaml.safe_load(text) or [], list[Acknowledged])
-    except (yaml.YAMLError, msgspec.ValidationError) as error:
+        return msgspec.convert(read_yaml(text) or [], list[Acknowledged])
+    except (YamlFault, msgspec.ValidationError) as error:
         raise InvalidPrice(f"known: no list of acknowledged differences: {error}", field="known") from error
 
 

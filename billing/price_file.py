@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import Any
 
 import msgspec
-import yaml
 
 from billing.errors import InvalidPrice
 from billing.publishing import PriceDraft
 from billing.times import parse_time
+from billing.yaml_text import YamlFault, read_yaml
 
 
 class _Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,11 +53,9 @@ def parse_yaml(text: str) -> PriceFile:
     """A book in the form of `price_book.yaml`. Amounts are quoted decimals; a bare number is refused, as YAML makes a binary
     fraction of it. Raises `InvalidPrice`, or `InvalidTime` for a start."""
     try:
-        document: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InvalidPrice(f"the file is no YAML: {error}", field="file") from error
-    try:
-        parsed = msgspec.convert(document, _File)
+        parsed = msgspec.convert(read_yaml(text), _File)
+    except YamlFault as error:
+        raise InvalidPrice(f"the price file: {error}", field="file") from error
     except msgspec.ValidationError as error:
         raise InvalidPrice(
             f'the price file: {error} (amounts are quoted decimals such as "0.42")', field="file"

@@ -106,6 +106,8 @@ class PriceDrift:
                     await self.look()
             except InvalidPrice as error:
                 logger.warning("prices could not be compared: %s", error)
+            except Exception:
+                logger.exception("a comparison of prices failed")
             await asyncio.sleep(EVERY_S)
 
     async def _compare(self, known: Sequence[Acknowledged]) -> DriftReport:

@@ -75,7 +75,10 @@ async def asked(models: Models) -> list[ListedPrice]:
     if process.returncode != 0:
         last = (said.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
         raise FeedError(f"{PACKAGE} could not be read: {last}")
-    return msgspec.json.decode(output, type=list[ListedPrice])
+    try:
+        return msgspec.json.decode(output, type=list[ListedPrice])
+    except msgspec.DecodeError as error:
+        raise FeedError(f"{PACKAGE} gave no list of prices: {error}") from error
 
 
 def feed_prices(models: Iterable[tuple[str, str]], now: datetime | None = None) -> list[ListedPrice]:

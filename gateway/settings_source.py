@@ -18,8 +18,8 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 import msgspec
 import yaml
 
+from billing.yaml_text import MOST_VALUES, WRONG_VALUE, values
 from gateway.secret import Secret
-from gateway.yaml_bounds import MOST_VALUES, WRONG_VALUE, values
 
 Path_ = tuple[str | int, ...]
 

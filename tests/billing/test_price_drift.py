@@ -57,7 +57,7 @@ def test_rule_06_a_malformed_or_empty_feed_is_an_alarm_and_never_agreement(feed:
     assert refusal.value.field == "feed"
 
 
-@pytest.mark.parametrize("text", ["{", "- 3", "- {provider: x}", "a: 1"])
+@pytest.mark.parametrize("text", ["{", "- 3", "- {provider: x}", "a: 1", "- 2026-13-45", "[" * 5000, "&a [*a]"])
 def test_a_file_of_acknowledgements_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(BillingError, match="known: no list of acknowledged differences"):
         read_acknowledged(text)
