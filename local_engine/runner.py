@@ -30,7 +30,7 @@ from .cuda_graphs import decode_step, record
 from .decode_step import DecodeStep
 from .device_memory import full_batch, memory_lines, peak_of, pool_bytes
 from .drawing import draw_step, pool_step
-from .errors import ConfigError, OutOfMemory
+from .errors import ConfigError, ModelError, OutOfMemory
 from .kv_cache import FP8, allocate, block_bytes, cache_dtype, cpu_budget, plan_blocks
 from .kv_scales import measured_scales, stored_scales
 from .models.config import ModelConfig
@@ -107,10 +107,8 @@ class ModelRunner:
                 progress=say,
                 group=group,
             )
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            raise OutOfMemory(
-                f"the weights do not fit into memory ({error}): serve a smaller or quantised model"
-            ) from error
+        except (MemoryError, ValueError, IndexError, TypeError, RuntimeError) as error:
+            raise _unloadable(error) from error
         self.window = self._model.window
         self._max_rank, self._dtype = config.max_lora_rank, operations.dtype
         self._capacity = config.max_num_batched_tokens
@@ -200,7 +198,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def logits_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """float32 [len(rows), vocab] for rows of the step that was computed last."""
+        """float32 [len(rows), vocab] for rows of the step that was computed last; the next call may overwrite it."""
         return self._model.logits(rows)
 
     def load_adapter(self, name: str, folder: str) -> None:
@@ -224,7 +222,16 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, batch: Sequence[ScheduledSequence]) -> torch.Tensor:
         """float32 [tokens of the batch, vocab]: every token's logits, for comparisons with an oracle."""
-        return self.logits_of(torch.arange(self.compute(batch).tokens))
+        return self.logits_of(torch.arange(self.compute(batch).tokens)).clone()
+
+
+def _unloadable(error: Exception) -> ModelError:
+    """torch raises its own error on a GPU, and on the CPU a RuntimeError of its allocator."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
+        return OutOfMemory(f"the weights do not fit into memory ({error}): serve a smaller or quantised model")
+    return ModelError(
+        f"the weights are not of the sizes that the model's configuration names ({error}): download both again"
+    )
 
 
 def _source(config: EngineConfig) -> WeightSource:

@@ -77,7 +77,7 @@ def load_gguf_tokenizer(path: Path) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     if kind is None:
         raise TokenizerError(f"{path} holds no tokenizer: convert the model again with its vocabulary")
-    if kind not in _KINDS:
+    if str(kind) not in _KINDS:
         raise TokenizerError(
             f"{path} has a tokenizer of kind {kind!r}; from GGUF byte-level BPE ('gpt2') and SentencePiece's ('llama') are "
             "read. Serve the model's safetensors folder with its tokenizer.json instead"

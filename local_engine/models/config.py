@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
+
+MAX_SIZE = (1 << 31) - 1
+_SIZES = ("vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim", "max_position_embeddings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,18 @@ class ModelConfig:
     own: Mapping[str, Any] = field(default_factory=dict)
     """What only a family understands, under config.json's names."""
 
+    def __post_init__(self) -> None:
+        """Raises `ModelError` for sizes that no model has: a corrupt header, or somebody's slip."""
+        for name in _SIZES:
+            value = getattr(self, name)
+            if not 1 <= value <= MAX_SIZE:
+                raise ModelError(f"the model's {name} is {value}, which no model has: download it again")
+        if self.head_dim % 2:
+            raise ModelError(f"the model's head_dim is {self.head_dim}, which halves do not divide: download it again")
+        for name, number in (("rms_norm_eps", self.rms_norm_eps), ("rope_theta", self.rope.get("rope_theta", 1.0))):
+            if not 0 <= number < math.inf:
+                raise ModelError(f"the model's {name} is {number}, which no model has: download it again")
+
     @property
     def longest_context(self) -> int:
         """Tokens. yarn counts from what the model was trained on; other kinds that are named here from the file's number."""
@@ -56,7 +72,7 @@ def read_folder_config(folder: Path) -> ModelConfig:
         return _from_huggingface(_text_part(values))
     except FileNotFoundError as error:
         raise ModelError(f"{folder} has no config.json: copy it from the model's repository") from error
-    except (ValueError, TypeError, IndexError) as error:
+    except (ValueError, TypeError, IndexError, ArithmeticError, AttributeError) as error:
         raise ModelError(f"{path} is not a model's configuration ({error}): download it again") from error
     except KeyError as error:
         raise ModelError(f"{path} has no {error}: download it again, or take another model") from error

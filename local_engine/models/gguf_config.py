@@ -57,10 +57,20 @@ class _Header:
 
 
 def read_gguf_config(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, GGUFTensor]) -> ModelConfig:
-    """Raises `ModelError` for an architecture that is not served, and when the header lacks a size."""
+    """Raises `ModelError` for an architecture that is not served, and when the header lacks a size or says what is none."""
     header = _Header(path, metadata)
     if header.architecture not in GGUF_ARCHITECTURES:
         raise unknown_architecture(header.architecture, GGUF_ARCHITECTURES)
+    try:
+        config = _config(header, tensors)
+    except (ValueError, TypeError, IndexError, ArithmeticError) as error:
+        raise ModelError(f"{path} does not say in its header what model it is ({error}): download it again") from error
+    if config.layers > len(tensors):
+        raise ModelError(f"{path} has {len(tensors)} tensors for {config.layers} layers: download it again")
+    return config
+
+
+def _config(header: _Header, tensors: Mapping[str, GGUFTensor]) -> ModelConfig:
     heads, hidden = int(header["attention.head_count"]), int(header["embedding_length"])
     head_dim, embedding = int(header.get("attention.key_length") or hidden // heads), tensors.get("token_embd.weight")
     return ModelConfig(

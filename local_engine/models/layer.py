@@ -92,12 +92,21 @@ class LayerLoader:
                 self._linear(prefix, names.gate_up, _gate_up_order(self._source.config.intermediate_size, inner)),
                 self._linear(prefix, (names.down,), columns=inner),
             )
+        model = self._source.config
+        attended = model.heads * model.head_dim
+        qkv = self._linear(prefix, names.qkv, self._qkv_order)
+        o = self._linear(prefix, (names.o,), columns=self._cut.attended if self._cut is not None else None)
+        _check_sizes(qkv, attended + 2 * model.kv_heads * model.head_dim, model.hidden_size)
+        _check_sizes(o, model.hidden_size, attended)
+        if isinstance(mlp, tuple):
+            _check_sizes(mlp[0], 2 * model.intermediate_size, model.hidden_size)
+            _check_sizes(mlp[1], model.hidden_size, model.intermediate_size)
         return Layer(
             number=number,
             attention_norm=self.norm(prefix + names.attention_norm),
-            qkv=self._linear(prefix, names.qkv, self._qkv_order),
+            qkv=qkv,
             head_norms=self._head_norms(prefix),
-            o=self._linear(prefix, (names.o,), columns=self._cut.attended if self._cut is not None else None),
+            o=o,
             attention_out_norm=self._optional_norm(prefix, names.attention_out_norm),
             mlp_norm=self.norm(prefix + names.mlp_norm),
             mlp=mlp,
@@ -158,6 +167,15 @@ class LayerLoader:
             return None
         query, key = self.norm(prefix + names.query_norm), self.norm(prefix + names.key_norm)
         return torch.cat((query.expand(config.heads, -1), key.expand(config.kv_heads, -1))).contiguous()
+
+
+def _check_sizes(linear: Linear, outputs: int, inputs: int) -> None:
+    """Of the whole model's matrices, joined. A kernel would read beyond a smaller one."""
+    if (sum(linear.sizes), linear.inputs) != (outputs, inputs):
+        raise ModelError(
+            f"{', '.join(linear.names)}: {sum(linear.sizes)} x {linear.inputs} where the model's configuration says {outputs} x "
+            f"{inputs}: download both again"
+        )
 
 
 def _qkv_order(config: ModelConfig, head_order: list[int] | None, cut: Cut | None) -> NDArray[np.int64] | None:

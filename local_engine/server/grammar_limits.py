@@ -19,6 +19,8 @@ MAX_LEVELS = 5_000
 """Of references within each other, each with the deepest nesting between two. `deep_threads` has stack for four times as many."""
 MAX_MULTIPLE = 10_000
 """States of all `multipleOf` together."""
+MAX_TEXT = 1 << 19
+"""Characters: each choice of a request brings the text along."""
 _JSON = re.compile(r"%json\s*(?=\{)")
 _OPAQUE = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/')
 """Lark's strings, comments and regular expressions."""
@@ -33,6 +35,8 @@ def excess(grammar: str) -> str | None:
 
 
 def _excess(grammar: str) -> str | None:
+    if len(grammar) > MAX_TEXT:
+        return f"it is {len(grammar)} characters long, of which {MAX_TEXT} are allowed: leave out what is not needed"
     if not grammar.lstrip().startswith("{"):
         return _lark_excess(grammar)
     for part in json.loads(grammar)["grammars"]:

@@ -173,6 +173,10 @@ class ParameterBuilder:
             raise RequestError("stream_options is allowed only when stream is true.", param="stream_options")
         if body.stream_options is not None and body.stream_options.include_obfuscation:
             raise RequestError("stream_options.include_obfuscation is not supported.", param="stream_options")
+        if body.n * len(prompts) > MAX_BATCH:
+            raise RequestError(
+                f"n times the number of prompts is at most {MAX_BATCH}, got {body.n} times {len(prompts)}.", param="n"
+            )
         self._check_prompts(body, prompts, "prompt")
 
     def _check_prompts(

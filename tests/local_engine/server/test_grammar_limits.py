@@ -36,12 +36,12 @@ def asked(**structure: Any) -> CompletionRequest:
 @pytest.mark.parametrize(
     "structure",
     [
-        {"guided_json": references(50_000)},
-        {"guided_json": references(20_000, lambda ref: {"items": {"items": ref}})},
+        {"guided_json": references(10_000)},
+        {"guided_json": references(6_000, lambda ref: {"items": {"items": ref}})},
         {"guided_grammar": rules(20_000, "r")},
         {"guided_grammar": rules(20_000, "R")},
         {"guided_grammar": rules(1_000, "r", brackets=25)},
-        {"guided_grammar": f"start: %json {json.dumps(references(50_000))}"},
+        {"guided_grammar": f"start: %json {json.dumps(references(10_000))}"},
     ],
     ids=["refs", "nested refs", "rules", "terminals", "brackets", "schema within"],
 )
@@ -65,6 +65,11 @@ def test_what_is_allowed_fits_a_quarter_of_the_threads_stack(grammar: str, monke
     monkeypatch.setattr("local_engine.deep_threads.STACK_BYTES", STACK_BYTES // 4)
     with deep_threads(1, "small") as threads:
         threads.submit(llguidance.LLMatcher.validate_grammar_with_warnings, grammar, None).result()
+
+
+def test_a_text_of_megabytes_is_refused() -> None:
+    with pytest.raises(RequestError, match="characters long"):
+        grammar_of(asked(guided_choice=[str(number) for number in range(200_000)]))
 
 
 @pytest.mark.parametrize("steps", [[100_000_007], [9_973, 9_967], [0.010_001], [0.000_001, 17.000_001], [1e300]])
