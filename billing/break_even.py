@@ -92,7 +92,9 @@ async def break_even(
     if not 0 < end_us - start_us <= MAX_RANGE_US or start_us % QUARTER_US or end_us % QUARTER_US:
         raise InvalidQuery("end: a break-even report covers up to 92 days of whole quarter-hours", field="end")
     if cost_per_hour.nano <= 0:
-        raise InvalidQuery("cost_per_hour: must be above zero", field="cost_per_hour")
+        raise InvalidQuery(
+            "cost_per_hour: must be above zero; say what an hour of it costs, with its currency", field="cost_per_hour"
+        )
     requests, tokens = await _traffic(connection, provider, start_us, end_us)
     total = sum(tokens.values())
     if total <= 0:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy.exc
@@ -13,6 +15,7 @@ from litestar.types import ExceptionHandlersMap
 
 from billing.errors import BillingError, Conflict, NotFound
 from gateway import errors
+from gateway.admin.refusal_words import in_words
 from gateway.errors import INVALID_REQUEST, ApiError
 from gateway.ids import new_request_id
 
@@ -61,8 +64,8 @@ def database_away() -> ApiError:
     )
 
 
-def to_api_error(error: Exception) -> ApiError:
-    """The answer for any exception that a handler let go."""
+def to_api_error(error: Exception, kinds: Mapping[str, Any] = MappingProxyType({})) -> ApiError:
+    """The answer for any exception that a handler let go; `kinds` are the types of the handler's parameters, by name."""
     match error:
         case ApiError():
             return error
@@ -73,7 +76,7 @@ def to_api_error(error: Exception) -> ApiError:
         case BillingError():
             return invalid(str(error), error.field)
         case ValidationException():
-            return _validation(error)
+            return _validation(error, kinds)
         case HTTPException(status_code=400):
             return errors.invalid_json(error.detail)
         case RecursionError():
@@ -94,7 +97,7 @@ def to_api_error(error: Exception) -> ApiError:
             return errors.internal()
 
 
-def _validation(error: ValidationException) -> ApiError:
+def _validation(error: ValidationException, kinds: Mapping[str, Any]) -> ApiError:
     """Litestar's list of what does not fit; the first of it names the field by its path, as `limits.max_parallel`."""
     details: list[dict[str, Any]] = [item for item in error.extra or [] if isinstance(item, dict)]
     if not details:
@@ -107,7 +110,9 @@ def _validation(error: ValidationException) -> ApiError:
         if found := pattern.search(message):
             param = ".".join(part for part in (path, found[1]) if part)
             return invalid(f"{param}: unknown field" if pattern is _UNKNOWN_FIELD else f"{param}: is required", param)
-    return invalid(f"{path}: {message}" if path else message, path or None)
+    body_or_query = ("data", path) if "data" in kinds and path not in kinds else (path, "")
+    said = in_words(message, kinds.get(body_or_query[0], Any), body_or_query[1])
+    return invalid(f"{path}: {said}" if path else said, path or None)
 
 
 def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
@@ -115,9 +120,15 @@ def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
         headers = {"idempotent-replayed": "true", "x-request-id": str(new_request_id())}
         status = getattr(request.route_handler, "status_code", 200)
         return Response(error.answer.encode(), status_code=status, headers=headers, media_type="application/json")
-    answer = _unrouted(request, error) or to_api_error(error)
+    answer = _unrouted(request, error) or to_api_error(
+        error, _kinds(request) if isinstance(error, ValidationException) else {}
+    )
     headers = {**answer.headers, "x-request-id": str(new_request_id())}
     return Response(errors.render(answer), status_code=answer.status, headers=headers, media_type="application/json")
+
+
+def _kinds(request: Request[Any, Any, Any]) -> Mapping[str, Any]:
+    return {name: field.raw for name, field in request.route_handler.parsed_fn_signature.parameters.items()}
 
 
 def _unrouted(request: Request[Any, Any, Any], error: Exception) -> ApiError | None:

@@ -19,7 +19,7 @@ from gateway.access.repository import KeyPolicy, KeyRow
 from gateway.admin.failures import conflict, invalid, missing
 from gateway.admin.paging import DEFAULT_LIMIT, Cursor, IdText, Limit, RowId, cut, decode_cursor
 from gateway.admin.services import CatalogWrite, Editable, Injected, Rooms
-from gateway.admin.texts import Moment, Text, moment, moment_us
+from gateway.admin.texts import Moment, TagName, Text, moment, moment_us
 from gateway.admission.limits import MAX_LIMIT, Limits
 
 MAX_GRACE_S = 30 * 86_400
@@ -27,10 +27,7 @@ DEFAULT_GRACE_S = 86_400
 
 LimitValue = Annotated[int, Meta(ge=0, le=MAX_LIMIT)] | None
 Names = Annotated[list[Text], Meta(max_length=1000)]
-Tags = Annotated[
-    dict[Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")], Annotated[str, Meta(max_length=256)]],
-    Meta(max_length=32),
-]
+Tags = Annotated[dict[TagName, Annotated[str, Meta(max_length=256)]], Meta(max_length=32)]
 
 
 class LimitsBody(Struct, frozen=True, forbid_unknown_fields=True):

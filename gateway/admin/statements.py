@@ -31,11 +31,10 @@ from gateway.admin.failures import conflict, missing
 from gateway.admin.paging import DEFAULT_LIMIT, Cursor, Limit, after_id, cut
 from gateway.admin.services import Injected
 from gateway.admin.statement_page import HEADERS, statement_page
-from gateway.admin.texts import Decimal, Text, moment
+from gateway.admin.texts import Decimal, Month, Text, moment
 from gateway.admin.wallets import ADMIN, Actor, Reason
 from gateway.metering.dead_letters import count_unresolved
 
-Month = Annotated[str, Meta(min_length=7, max_length=7, description="Such as 2026-11, in the team's time zone.")]
 Format = Annotated[
     Literal["json", "csv", "focus", "html"],
     QueryParameter(description="json, csv (a line a row), focus (FOCUS 1.2 rows as CSV) or html (a page to print)"),

@@ -68,6 +68,8 @@ def books(hours: int, repairs: bool, config: Path | None, as_json: bool) -> None
 
     found, done, left = _with_database(load_settings(config), work)
     print_rows(found, DRIFT_COLUMNS, as_json)
+    if not found:
+        click.echo(f"rollups and wallets equal their rows over {hours} hours", err=True)
     if done:
         click.echo(f"repaired {done}; {left} left", err=True)
     if left:

@@ -150,4 +150,7 @@ def _show(view: Json, as_json: bool) -> None:
         print_object(view, as_json)
         return
     print_object({name: view[name] for name in COLUMNS}, as_json)
+    if not view["document"]["lines"]:
+        click.echo(f"no request of this team stands in {view['month']}")
+        return
     print_rows(view["document"]["lines"], LINE_COLUMNS, as_json)

@@ -94,6 +94,9 @@ async def test_a_month_is_rated_again_stated_and_credited_in_part(
     over = await shell("statement", "credit", team, draft["id"], "outage", "--line", "1", code=1)
     assert "more than the" in str(over.exception)
     assert "credited" in (await shell("statement", "list", team)).stdout
+    assert "no request of this team stands in 2020-01" in (await shell("statement", "draft", team, "2020-01")).stdout
+    wrong = await shell("statement", "draft", team, "November", code=1)
+    assert "month: write a month such as 2026-11" in str(wrong.exception)
 
 
 async def test_feeds_are_fetched_and_a_refused_one_is_an_exit_code(gateway: Gateway, shell: Shell) -> None:

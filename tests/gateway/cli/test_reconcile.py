@@ -53,7 +53,9 @@ def run(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run
 
 def test_books_are_compared_and_repaired(run: Run, sqlite_url: str) -> None:
     in_books(sqlite_url)
-    assert run("books").exit_code == 0
+    whole = run("books")
+    assert (whole.exit_code, whole.stdout) == (0, "none\n")
+    assert "rollups and wallets equal their rows over" in whole.stderr
     in_books(sqlite_url, "UPDATE rollup_traffic SET output = 0")
     said = run("books", "--json")
     assert said.exit_code == 1
