@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from gateway.cli.admin_client import AdminClient, Json
+from gateway.cli.errors import CliError
 from gateway.cli.output import admin_options, print_object, print_rows
 from gateway.cli.parse import HELP_TIME, given
 
@@ -129,8 +130,8 @@ def price_import(file: Path, dry_run: bool, draft: bool, note: str | None, url: 
         raise click.UsageError(f"{file.name}: the name must end in .yaml or .csv")
     try:
         content = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise click.UsageError(f"{file.name}: is no UTF-8 text") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"{file.name}: it cannot be read as UTF-8 text: {error}") from error
     body = given(format=form, content=content, note=note)
     with AdminClient(url) as client:
         if draft:
@@ -253,7 +254,10 @@ def price_drift(known: Path | None, acknowledge: str | None, url: str, as_json: 
         answer = client.get("/prices/drift")
     standing: list[Acknowledged] = []
     if known is not None and known.exists():
-        standing = read_acknowledged(known.read_text(encoding="utf-8"))
+        try:
+            standing = read_acknowledged(known.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise CliError(f"{known}: it cannot be read: {error}") from error
     found = [Drift(**{name: row[name] for name in Drift.__struct_fields__}) for row in answer["data"]]
     new = [not each.known and not is_known(each, standing) for each in found]
     rows = [{**row, "state": "new" if is_new else "known"} for row, is_new in zip(answer["data"], new, strict=True)]
@@ -261,7 +265,10 @@ def price_drift(known: Path | None, acknowledge: str | None, url: str, as_json: 
     for source in answer["sources"]:
         click.echo(f"{source['name']}: {source['state']}, {source['prices']} prices ({source['detail']})", err=True)
     if acknowledge is not None and known is not None:
-        known.write_text(write_acknowledged(found, standing, acknowledge), encoding="utf-8")
+        try:
+            known.write_text(write_acknowledged(found, standing, acknowledge), encoding="utf-8")
+        except OSError as error:
+            raise CliError(f"{known}: it cannot be written: {error.strerror}") from error
     elif any(new):
         raise click.exceptions.Exit(1)
 

@@ -98,3 +98,8 @@ def test_rule_06_drift_is_an_exit_status_until_it_is_acknowledged(product: Produ
     assert "genai-prices: compared" in product.metergate("price", "drift", expect=1)
     product.metergate("price", "drift", "--known", str(known), "--acknowledge", "negotiated")
     assert "new" not in product.metergate("price", "drift", "--known", str(known)).split()
+    known.write_bytes(b"\xff")
+    nowhere = str(known.parent / "none" / "known.yaml")
+    for said, args in (("read", (str(known),)), ("written", (nowhere, "--acknowledge", "x"))):
+        refused = product.metergate("price", "drift", "--known", *args, expect=1)
+        assert f"it cannot be {said}" in refused and "Traceback" not in refused
