@@ -12,6 +12,9 @@ from markupsafe import Markup, escape
 WIDTH: Final = 1000
 HEIGHT: Final = 190
 LEFT: Final = 56
+"""Least room for the axis' texts; longer ones, such as 0.0000006, are given more."""
+TICK_CHARACTER: Final = 8
+"""A digit's width in the axis' type, rounded up."""
 BOTTOM: Final = 24
 TOP: Final = 10
 _TOPS: Final = tuple(Decimal(each) for each in ("1", "1.5", "2", "3", "4", "5", "6", "8", "10"))
@@ -33,21 +36,22 @@ class Bar:
 def bars(data: Sequence[Bar], *, title: str, axis: Sequence[str] = ()) -> Markup:
     """Stacked bars over one axis; `axis` are the texts at 0, half and whole of it (`ticks` says of which values)."""
     top = ticks(data)[-1]
-    plot_width, plot_height = WIDTH - LEFT - 4, HEIGHT - TOP - BOTTOM
+    left = max(LEFT, 8 + TICK_CHARACTER * max(map(len, axis), default=0))
+    plot_width, plot_height = WIDTH - left - 4, HEIGHT - TOP - BOTTOM
     step = Decimal(plot_width) / max(1, len(data))
     gap = min(Decimal(4), step / 5)
     drawn = [f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
     for at, text in enumerate(axis):
         y = TOP + plot_height - plot_height * at / max(1, len(axis) - 1)
-        drawn.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 4}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        drawn.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(text)}</text>')
+        drawn.append(f'<line class="grid" x1="{left}" x2="{WIDTH - 4}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        drawn.append(f'<text class="tick" x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(text)}</text>')
     every = max(1, -(-len(data) // 8))
     for at, bar in enumerate(data):
-        x = LEFT + step * at + gap / 2
+        x = left + step * at + gap / 2
         base = Decimal(TOP + plot_height)
         drawn.append(f"<g><title>{escape(bar.words)}</title>")
         drawn.append(
-            f'<rect class="hit" x="{LEFT + step * at:.1f}" y="{TOP}" width="{step:.1f}" height="{plot_height}"/>'
+            f'<rect class="hit" x="{left + step * at:.1f}" y="{TOP}" width="{step:.1f}" height="{plot_height}"/>'
         )
         for number, part in enumerate(bar.parts):
             height = max(Decimal(0), part) * plot_height / top

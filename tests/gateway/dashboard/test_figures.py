@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.times import DAY_US, HOUR_US
-from gateway.dashboard.charts import HEIGHT, WIDTH, Bar, bars, share, ticks
+from gateway.dashboard.charts import HEIGHT, TICK_CHARACTER, WIDTH, Bar, bars, share, ticks
 from gateway.dashboard.figures import add_up, difference
 from gateway.dashboard.live import figures
 from gateway.dashboard.ranges import RANGES, read_range
@@ -116,6 +116,14 @@ def test_a_chart_is_sound_xml_and_no_bar_leaves_it(data: list[Bar]) -> None:
         x, y, width, height = (float(rect.attrib[name]) for name in ("x", "y", "width", "height"))
         assert x >= 0 and width >= 0 and height >= 0 and y >= -0.01
         assert x + width <= WIDTH + 0.2 and y + height <= HEIGHT
+
+
+def test_the_texts_of_an_axis_of_tiny_amounts_stand_whole() -> None:
+    axis = ["0", "0.0000003", "0.0000006"]
+    drawn = ElementTree.fromstring(str(bars([Bar("", "", (Decimal("5.3E-7"),))], title="t", axis=axis)))
+    (ends,) = {float(each.attrib["x"]) for each in drawn.iter("text") if each.text in axis}
+    assert ends >= TICK_CHARACTER * len("0.0000006")
+    assert all(float(line.attrib["x1"]) > ends for line in drawn.iter("line"))
 
 
 def test_a_share_never_runs_over() -> None:
