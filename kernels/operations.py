@@ -122,7 +122,7 @@ class Operations(Protocol):
         """`function(rows)` at this point of the pass: for what is no operation on a device, such as a sum over processes."""
 
     def logits(self, x: torch.Tensor, norm: torch.Tensor, eps: float, head: Matrix) -> torch.Tensor:
-        """float32 [rows of x, outputs]: final norm and head, at once, for the rows that sample."""
+        """float32 [rows of x, outputs]: final norm and head, for the rows that sample. The next call may overwrite them."""
 
     def draw(self, logits: torch.Tensor, settings: DrawSettings) -> list[int | None]:
         """One token per row of what `logits` gave (sampling.py); None where it holds NaN or only -inf."""

@@ -85,6 +85,7 @@ class CpuOperations:
         self._scratch = torch.zeros(threads * linear.SCRATCH_BYTES, dtype=torch.uint8)
         self._attention_scratch: torch.Tensor | None = None
         self._sampling_scratch: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
+        self._logits: NDArray[np.float32] = np.empty(0, dtype=np.float32)
         self._recorded: dict[Callable[[], None], Program] = {}
         self._recording: Program | None = None
         self._adapted: dict[int, torch.Tensor] = {}
@@ -344,7 +345,7 @@ class CpuOperations:
     def logits(self, x: torch.Tensor, norm: torch.Tensor, eps: float, head: Matrix) -> torch.Tensor:
         rows, width = x.shape[0], -(-head.outputs // WIDE) * WIDE
         header = np.array([rows, 0], dtype=np.int64)
-        normed, out = torch.empty(rows, x.shape[1]), torch.empty(rows, width)
+        normed, out = torch.empty(rows, x.shape[1]), self._room_for_logits(rows * width).view(rows, width)
         if isinstance(head, PairMatrix):
             self._narrow[normed.data_ptr()] = torch.empty(normed.shape, dtype=torch.bfloat16)
         tape = Tape()
@@ -357,6 +358,15 @@ class CpuOperations:
         if isinstance(head, OneDnnMatrix):
             head.apply(normed, out[:, : head.outputs], add=False)
         return out[:, : head.outputs]
+
+    def _room_for_logits(self, count: int) -> torch.Tensor:
+        """float32 [count], from the beginning of a cache line on. Megabytes that the allocator would give back to the system and
+        take anew, page by page, at every step; numpy also asks for large pages."""
+        if len(self._logits) < count:
+            room = np.empty(count + PANEL, dtype=np.float32)
+            first = -room.ctypes.data % (4 * PANEL) // 4
+            self._logits = room[first : first + count]
+        return torch.from_numpy(self._logits[:count])
 
     @property
     def draws_on_device(self) -> Callable[[torch.Tensor, DrawSettings], torch.Tensor] | None:

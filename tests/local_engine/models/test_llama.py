@@ -94,6 +94,15 @@ def test_rule_36_chunks_and_neighbours_change_nothing(tmp_path: Path) -> None:
     assert_logits(mixed[24:], expected[2])
 
 
+def test_logits_for_comparisons_outlive_the_next_step(tmp_path: Path) -> None:
+    model = save_tiny_llama(tmp_path)
+    runner = runner_of(tmp_path)
+    first, second = ids(20, 1), ids(20, 2)
+    kept = runner.logits([share(first, 0, [0, 1])])
+    runner.logits([share(second, 0, [2, 3], 1)])
+    assert_logits(kept, oracle(model, first))
+
+
 def test_bfloat16_weights_keep_their_values(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path).bfloat16().save_pretrained(tmp_path)
     model = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
