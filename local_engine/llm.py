@@ -17,7 +17,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -75,6 +75,8 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     usage: Usage
+    prompt: str | None = None
+    """The text that was given; None for token ids and conversations."""
 
 
 class LLM:
@@ -117,7 +119,11 @@ class LLM:
             self._body(CompletionRequest, params, adapter, prompt=_prompt(prompt))
             for prompt, params in zip(each, _for_each(each, sampling_params), strict=True)
         ]
-        return self._run(self._answer(self._service.start_completion, bodies))
+        answers = self._run(self._answer(self._service.start_completion, bodies))
+        return [
+            replace(answer, prompt=body.prompt if isinstance(body.prompt, str) else None)
+            for answer, body in zip(answers, bodies, strict=True)
+        ]
 
     def chat(
         self,

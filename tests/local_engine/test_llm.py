@@ -30,6 +30,7 @@ def test_prompts_in_every_form_are_answered_in_their_order(parrot: LLM) -> None:
     prompts: list[Prompt] = ["hello", [65, 66], {"prompt": "ä"}, {"prompt_token_ids": [67]}]
     answers = parrot.generate(prompts, asked)
     assert [answer.outputs[0].text for answer in answers] == ["hello", "AB", "ä", "C"]
+    assert [answer.prompt for answer in answers] == ["hello", None, "ä", None]
     assert answers[0].outputs[0].finish_reason == "length" and answers[1].outputs[0].finish_reason == "stop"
     assert answers[1].prompt_token_ids == [65, 66] and answers[1].outputs[0].token_ids == (65, 66, END)
     assert [answer.outputs[0].text for answer in parrot.generate([65, 66])] == ["AB"]
