@@ -14,7 +14,7 @@ import msgspec
 from .config import EngineConfig
 from .core_choice import CoreChoice
 from .core_link import CORE_COMMAND, CORE_EXIT_S, CoreLink
-from .errors import Draining, EngineDead, Overloaded, Unresponsive
+from .errors import Draining, EngineDead, Overloaded, RequestError, Unresponsive
 from .generation import Choice, Delta, Generation, GenerationRequest, Usage
 from .messages import Abort, AddSequence, LoadAdapter, Ready, ResetPrefixCache, Stats, StepDone, UnloadAdapter, frame
 from .metrics import EngineMetrics
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 FINISHED_KEPT_S = 600
 FINISHED_KEPT_MAX = 100_000
+MAX_FRAMES_BYTES = 128 << 20
+"""Of one request to the cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +104,13 @@ class AsyncEngine:
         return next((core.watch.trouble for core in self._cores if core.watch.trouble is not None), None)
 
     def submit(self, request: GenerationRequest) -> Generation:
-        """Sends the sequences, those of a prompt to one core. Raises `Draining`, `Overloaded`, `Unresponsive` or `EngineDead`."""
+        """Sends the sequences, those of a prompt to one core. Raises `Draining`, `Overloaded`, `Unresponsive`, `EngineDead`, and
+        `RequestError` for more than MAX_FRAMES_BYTES."""
         self._check_open(len(request.prompts) * request.n)
         generation = Generation(request, [])
         sent: list[tuple[CoreLink, Choice, bytes]] = []
         loads = [core.live for core in self._cores]
+        size = 0
         for prompt, params in zip(request.prompts, request.params, strict=True):
             place = self._choice.choose(prompt, request.salt, request.adapter, loads)
             loads[place] += request.n
@@ -128,7 +132,15 @@ class AsyncEngine:
                     leader,
                     request.adapter,
                 )
-                sent.append((self._cores[place], choice, frame(add)))
+                data = frame(add)
+                size += len(data)
+                if size > MAX_FRAMES_BYTES:
+                    raise RequestError(
+                        f"The request's sequences take more than {MAX_FRAMES_BYTES >> 20} MiB together, since each brings its "
+                        "prompt, grammar and stop strings along: ask for fewer at once.",
+                        param="n",
+                    )
+                sent.append((self._cores[place], choice, data))
                 leader = leader or choice.sequence_id
         # Nothing is on record until every frame is made: a request that cannot be sent leaves nothing behind.
         self._live[request.request_id] = generation

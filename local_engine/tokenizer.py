@@ -49,11 +49,15 @@ class Tokenizer:
         self._bytes_of = lru_cache(maxsize=None)(self._compute_bytes)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        """By the batch, which alone lets other threads run meanwhile: a second for each 2 MB."""
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        """By the batch, as in `encode`."""
+        (text,) = self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+        assert isinstance(text, str)
         return text
 
     def save(self, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -13,6 +14,7 @@ from .embeddings import Vectors
 from .http import CallerGone, HttpError, Receive, Request, Scope, Send, error_body, http_error
 from .logprobs import LogprobWords
 from .requests import (
+    Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -22,10 +24,14 @@ from .requests import (
     UnloadAdapterRequest,
     parse,
 )
+from .sampling import check_token_ids
 from .service import Service, usage_body
 from .surfaces import ChatSurface, CompletionSurface
 
 log = logging.getLogger(__name__)
+
+SMALL_BODY = 1 << 16
+"""Bytes below which parsing on the event loop is cheaper than a thread."""
 
 Handler = Callable[[Request], Awaitable[None]]
 
@@ -140,23 +146,24 @@ class EngineApp:
         }
 
     async def _chat(self, request: Request) -> None:
-        body = parse(await self._body(request), ChatRequest)
+        body = await self._parsed(request, ChatRequest)
         generation, new_reply = await self._service.start_chat(body, request.id)
         surface = ChatSurface(self._words(body), new_reply, logprobs=body.logprobs)
         answer = Answer(self._service, request, generation, surface, body.model)
         await answer.send(body.stream_options, streamed=body.stream)
 
     async def _completions(self, request: Request) -> None:
-        body = parse(await self._body(request), CompletionRequest)
+        body = await self._parsed(request, CompletionRequest)
         generation = await self._service.start_completion(body, request.id)
         tokenizer = self._service.tokenizer
-        echo = [tokenizer.decode(prompt) for prompt in generation.request.prompts] if body.echo else []
+        prompts = generation.request.prompts
+        echo = await asyncio.to_thread(lambda: [tokenizer.decode(prompt) for prompt in prompts]) if body.echo else []
         surface = CompletionSurface(self._words(body), generation, echo, logprobs=body.logprobs is not None)
         answer = Answer(self._service, request, generation, surface, body.model)
         await answer.send(body.stream_options, streamed=body.stream)
 
     async def _embeddings(self, request: Request) -> None:
-        body = parse(await self._body(request), EmbeddingRequest)
+        body = await self._parsed(request, EmbeddingRequest)
         generation = await self._service.start_embedding(body, request.id)
         await Vectors(self._service, request, generation, body).send()
 
@@ -164,14 +171,14 @@ class EngineApp:
         return LogprobWords(self._service.tokenizer, as_ids=body.return_tokens_as_token_ids)
 
     async def _tokenize(self, request: Request) -> None:
-        body = parse(await self._body(request), TokenizeRequest)
+        body = await self._parsed(request, TokenizeRequest)
         self._service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("Send either prompt or messages.", param="prompt")
         if body.prompt is not None:
             text, special = body.prompt, body.add_special_tokens is not False
         else:
-            text, special = self._service.render(body), body.add_special_tokens is True
+            text, special = await self._service.rendered(body), body.add_special_tokens is True
         tokens = await self._service.encode(text, add_special_tokens=special)
         answer: dict[str, object] = {
             "count": len(tokens),
@@ -179,17 +186,18 @@ class EngineApp:
             "tokens": tokens,
         }
         if body.return_token_strs:
-            answer["token_strs"] = [self._service.tokenizer.token(token) for token in tokens]
+            spell = self._service.tokenizer.token
+            answer["token_strs"] = await asyncio.to_thread(lambda: [spell(token) for token in tokens])
         await request.respond_json(answer)
 
     async def _detokenize(self, request: Request) -> None:
-        body = parse(await self._body(request), DetokenizeRequest)
+        body = await self._parsed(request, DetokenizeRequest)
         self._service.check_model(body.model)
-        size = self._service.tokenizer.vocab_size
-        for token in body.tokens:
-            if not 0 <= token < size:
-                raise RequestError(f"token id {token} is out of vocabulary (0..{size - 1}).", param="tokens")
-        await request.respond_json({"prompt": self._service.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+        tokenizer, tokens = self._service.tokenizer, body.tokens
+        if tokens:
+            check_token_ids(tokens, tokenizer.vocab_size, "tokens")
+        text = await asyncio.to_thread(tokenizer.decode, tokens, skip_special_tokens=False)
+        await request.respond_json({"prompt": text})
 
     async def _reset_prefix_cache(self, request: Request) -> None:
         self._service.require_ready()
@@ -197,12 +205,12 @@ class EngineApp:
         await request.respond_json({"status": "reset"})
 
     async def _load_adapter(self, request: Request) -> None:
-        body = parse(await self._body(request), LoadAdapterRequest)
+        body = await self._parsed(request, LoadAdapterRequest)
         await self._service.load_adapter(body)
         await request.respond_json({"status": "loaded", "adapter": body.lora_name})
 
     async def _unload_adapter(self, request: Request) -> None:
-        body = parse(await self._body(request), UnloadAdapterRequest)
+        body = await self._parsed(request, UnloadAdapterRequest)
         await self._service.unload_adapter(body)
         await request.respond_json({"status": "unloaded", "adapter": body.lora_name})
 
@@ -218,6 +226,11 @@ class EngineApp:
                 code="request_not_found",
             )
         await request.respond_json({"id": request_id, "status": found.status, "usage": usage_body(found.usage)})
+
+    async def _parsed(self, request: Request, kind: type[Body]) -> Body:
+        """Large bodies are read beside the event loop: streams go on."""
+        data = await self._body(request)
+        return parse(data, kind) if len(data) <= SMALL_BODY else await asyncio.to_thread(parse, data, kind)
 
     async def _body(self, request: Request) -> bytes:
         return await request.body(self._service.settings.max_request_bytes)

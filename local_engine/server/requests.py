@@ -12,6 +12,11 @@ from ..errors import RequestError
 from ..ranges import ITEM_RANGES, RANGES, check_range, shown
 
 MAX_BATCH = 1024
+MAX_ENTRIES = 1 << 20
+"""Of a request's lists of tokens and words (not its prompts), over all of its sequences: each brings them along."""
+MAX_BAD_WORDS = 1024
+MAX_BAD_CHARACTERS = 1 << 14
+"""Of all bad words together, which are tokenised on the event loop."""
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -235,11 +240,22 @@ def _check_items(name: str, items: object, where: str, *, deeper: bool) -> None:
     if not isinstance(items, dict | list):
         return
     allowed = ITEM_RANGES[name]
+    if (
+        isinstance(items, list)
+        and are_integers(items)
+        and (not items or (min(items) in allowed and max(items) in allowed))
+    ):
+        return
     for key, item in items.items() if isinstance(items, dict) else enumerate(items):
         if deeper and isinstance(item, list):
             _check_items(name, item, f"{where}[{key}]", deeper=False)
         elif _is_number(item) and item not in allowed:
             raise RequestError(f"{where}[{shown(key)}] must be in {allowed}, got {shown(item)}.", param=name)
+
+
+def are_integers(items: list[Any]) -> bool:
+    """Quick also for millions. JSON's true and false are none."""
+    return set(map(type, items)) <= {int}
 
 
 def _is_number(value: object) -> bool:

@@ -10,7 +10,15 @@ from typing import Any, Literal
 from ..errors import ContextOverflow, RequestError
 from ..ranges import shown
 from ..sampling_params import SamplingParams
-from .requests import MAX_BATCH, ChatRequest, CompletionRequest, EmbeddingRequest
+from .requests import (
+    MAX_BAD_CHARACTERS,
+    MAX_BAD_WORDS,
+    MAX_BATCH,
+    MAX_ENTRIES,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+)
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's, when a completion names no `max_tokens`; less where the context leaves less."""
@@ -87,7 +95,8 @@ class ParameterBuilder:
         stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
         logprobs, prompt_logprobs = self._logprobs(body)
         bad_words = self._bad_words(body.bad_words or [])
-        sets = []
+        logit_bias = _logit_bias(body.logit_bias)
+        sets: list[SamplingParams] = []
         for prompt in prompts:
             room = self.max_model_len - len(prompt)
             if room < (1 if wanted is None else wanted) or room < 1:
@@ -106,14 +115,15 @@ class ParameterBuilder:
                 include_stop_str_in_output=body.include_stop_str_in_output,
                 skip_special_tokens=body.skip_special_tokens and not keep_special_tokens,
                 grammar=grammar,
-                logit_bias=_logit_bias(body.logit_bias),
+                logit_bias=logit_bias,
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
                 bad_words=bad_words,
                 allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
             )
-            params.check_vocabulary(self.vocab_size)
             sets.append(params)
+        for params in sets[:1]:  # they differ in seeds and numbers of tokens alone
+            params.check_vocabulary(self.vocab_size)
         return sets
 
     def _logprobs(self, body: ChatRequest | CompletionRequest) -> tuple[int | None, int | None]:
@@ -140,6 +150,12 @@ class ParameterBuilder:
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each word as it begins a text and, where that is as many tokens with another first one, as it follows a space."""
+        if len(words) > MAX_BAD_WORDS or sum(map(len, words)) > MAX_BAD_CHARACTERS:
+            raise RequestError(
+                f"bad_words takes at most {MAX_BAD_WORDS} words of {MAX_BAD_CHARACTERS} characters together, got {len(words)} of "
+                f"{sum(map(len, words))}.",
+                param="bad_words",
+            )
         sequences: list[tuple[int, ...]] = []
         for word in words:
             bare, spaced = (tuple(self._encode(prefix + word.lstrip())) for prefix in ("", " "))
@@ -173,29 +189,37 @@ class ParameterBuilder:
             raise RequestError("stream_options is allowed only when stream is true.", param="stream_options")
         if body.stream_options is not None and body.stream_options.include_obfuscation:
             raise RequestError("stream_options.include_obfuscation is not supported.", param="stream_options")
+        check_batch(len(prompts), "prompt")
         if body.n * len(prompts) > MAX_BATCH:
             raise RequestError(
                 f"n times the number of prompts is at most {MAX_BATCH}, got {body.n} times {len(prompts)}.", param="n"
             )
+        _check_entries(body, body.n * len(prompts))
         self._check_prompts(body, prompts, "prompt")
 
     def _check_prompts(
         self, body: ChatRequest | CompletionRequest | EmbeddingRequest, prompts: Sequence[Sequence[int]], param: str
     ) -> None:
-        if len(prompts) > MAX_BATCH:
-            raise RequestError(f"{param} takes at most {MAX_BATCH} prompts, got {len(prompts)}.", param=param)
+        check_batch(len(prompts), param)
         if body.priority != 0 and not self._priorities:
             raise RequestError("priority needs an engine started with --scheduling-policy priority.", param="priority")
         for index, prompt in enumerate(prompts):
             if not prompt:
                 where = f"{param} {index} of {len(prompts)}" if len(prompts) > 1 else f"the {param}"
                 raise RequestError(f"{where} is empty: it must hold at least one token.", param=param)
-            self._check_ids(prompt, param)
+            check_token_ids(prompt, self.vocab_size, param)
 
-    def _check_ids(self, prompt: Sequence[int], param: str) -> None:
-        if not 0 <= min(prompt) <= max(prompt) < self.vocab_size:
-            wrong = next(token for token in prompt if not 0 <= token < self.vocab_size)
-            raise RequestError(f"token id {shown(wrong)} is out of vocabulary (0..{self.vocab_size - 1}).", param=param)
+
+def check_batch(prompts: int, param: str) -> None:
+    if prompts > MAX_BATCH:
+        raise RequestError(f"{param} takes at most {MAX_BATCH} prompts, got {prompts}.", param=param)
+
+
+def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Raises `RequestError` naming the first of `ids` (at least one) that is no token of the model's."""
+    if not 0 <= min(ids) <= max(ids) < vocab_size:
+        wrong = next(token for token in ids if not 0 <= token < vocab_size)
+        raise RequestError(f"token id {shown(wrong)} is out of vocabulary (0..{vocab_size - 1}).", param=param)
 
 
 def chat_output_tokens(body: ChatRequest) -> int | None:
@@ -216,6 +240,17 @@ def completion_output_tokens(body: CompletionRequest) -> int | None:
     if wanted is not None and wanted < (0 if body.echo else 1):
         raise RequestError(f"max_tokens must be at least 1 (0 only with echo), got {wanted}.", param="max_tokens")
     return wanted
+
+
+def _check_entries(body: ChatRequest | CompletionRequest, sequences: int) -> None:
+    for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+        entries = len(getattr(body, name) or ())
+        if entries * sequences > MAX_ENTRIES:
+            raise RequestError(
+                f"{name} takes at most {MAX_ENTRIES} entries, counted for each of a request's sequences, got {entries} for "
+                f"{sequences}.",
+                param=name,
+            )
 
 
 def _logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:

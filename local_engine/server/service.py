@@ -34,14 +34,22 @@ from .requests import (
     NamedTool,
     TokenizeRequest,
     UnloadAdapterRequest,
+    are_integers,
 )
-from .sampling import DEFAULT_COMPLETION_TOKENS, ParameterBuilder, chat_output_tokens, completion_output_tokens
+from .sampling import (
+    DEFAULT_COMPLETION_TOKENS,
+    ParameterBuilder,
+    chat_output_tokens,
+    check_batch,
+    completion_output_tokens,
+)
 from .structure import after_reasoning, grammar_of, wants_structure
 from .tool_calls import ToolParser
 from .tool_parsers import NamedParser, RequiredParser, keeps_special_tokens, new_tool_parser
 
 SMALL_TEXT = 4_096
 """Characters below which tokenising on the event loop is cheaper than a thread."""
+MANY_MESSAGES = 64
 
 
 @functools.cache
@@ -159,6 +167,11 @@ class Service:
             extra=body.chat_template_kwargs,
         )
 
+    async def rendered(self, body: ChatRequest | TokenizeRequest) -> str:
+        """`render`, beside the event loop where there is much of it."""
+        many = len(body.messages or ()) > MANY_MESSAGES
+        return await asyncio.to_thread(self.render, body) if many else self.render(body)
+
     async def start_chat(self, body: ChatRequest, request_id: str) -> tuple[Generation, Callable[[], Reply]]:
         """The generation, and what makes the parsers of one choice's text."""
         builder = self.require_ready()
@@ -166,7 +179,7 @@ class Service:
         wanted = chat_output_tokens(body)
         auto = self._calls_freely(body)
         grammar = await self._grammar(body)
-        text = self.render(body)
+        text = await self.rendered(body)
         beginning = reasoning_after(text, self.settings.reasoning_parser)
         if grammar is not None:
             grammar = after_reasoning(grammar, beginning, self.tokenizer)
@@ -282,13 +295,15 @@ class Service:
             given = [given]
         if not given:
             raise RequestError(f"{param} must hold at least one token.", param=param)
-        if _are_token_ids(given):
+        if are_integers(given):
             return [given]
+        check_batch(len(given), param)
         prompts: list[list[int]] = []
         for item in given:
             if isinstance(item, str):
                 prompts.append(await self.encode(item, add_special_tokens=special))
-            elif isinstance(item, list) and _are_token_ids(item):
+                await asyncio.sleep(0)  # many small texts are a large one: others have their turn
+            elif isinstance(item, list) and are_integers(item):
                 prompts.append(item)
             else:
                 raise RequestError(
@@ -317,10 +332,6 @@ def _tools(body: ChatRequest | TokenizeRequest) -> list[dict[str, Any]] | None:
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _are_token_ids(items: list[Any]) -> bool:
-    return all(isinstance(item, int) and not isinstance(item, bool) for item in items)
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:

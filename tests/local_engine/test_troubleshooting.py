@@ -32,9 +32,11 @@ from local_engine.parallel.leader import lead
 from local_engine.parallel.shard import Shard
 from local_engine.runner import ModelRunner
 from local_engine.sampling_params import SamplingParams
-from local_engine.server.requests import ChatRequest
+from local_engine.server.grammar_limits import MAX_TEXT
+from local_engine.server.requests import ChatRequest, CompletionRequest
 from local_engine.server.run import _listen
 from local_engine.server.service import Service
+from local_engine.server.structure import grammar_of
 from local_engine.tokenizer import load_tokenizer
 from local_engine.weights.gguf import read_gguf
 from local_engine.weights.model_store import resolve_model
@@ -43,6 +45,7 @@ from .models.test_adapters import save_adapter
 from .models.test_families import save_tiny, threads
 from .server.running import ROOT
 from .tiny import TinyRunner
+from .weights.test_gguf_lies import WIDTH, write
 
 __all__ = ["threads"]
 
@@ -99,6 +102,23 @@ class Field:
         writer.close()
         path.write_bytes(path.read_bytes()[:-100])
         read_gguf(path)
+
+    def impossible_shape(self) -> None:
+        read_gguf(write(self.folder / "m.gguf", shapes={"blk.0.attn_k": (WIDTH, 0)}))
+
+    def two_of_one_name(self) -> None:
+        read_gguf(write(self.folder / "m.gguf", twice="blk.0.attn_k"))
+
+    def impossible_size(self) -> None:
+        self.change("num_hidden_layers", 0)
+
+    def contradicting_weights(self) -> None:
+        self.change("intermediate_size", 7)
+
+    def change(self, name: str, value: int) -> None:
+        path = self.folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+        self.load()
 
     def other_family(self) -> None:
         path = self.folder / "config.json"
@@ -207,6 +227,9 @@ class Field:
         save_adapter(self.folder / "adapter", other, ("self_attn.q_proj",), 1)
         self.load(enable_lora=True, lora_modules=(("tone", str(self.folder / "adapter")),), num_blocks_override=4)
 
+    def too_large_a_grammar(self) -> None:
+        grammar_of(CompletionRequest(model="m", prompt="x", guided_regex="a" * (MAX_TEXT + 1)))
+
     def port_in_use(self) -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
@@ -217,7 +240,7 @@ class Field:
         raise Overloaded("3 sequences are waiting already (--max-waiting 2). Try later.")
 
 
-CASES = [name for name in vars(Field) if not name.startswith("_") and name not in ("load", "gguf_header")]
+CASES = [name for name in vars(Field) if not name.startswith("_") and name not in ("load", "change", "gguf_header")]
 
 
 def said(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
