@@ -46,24 +46,27 @@ TILE = 6
 BLOCK = 16
 AHEAD = 2 * BLOCK
 """Tokens whose keys or values are asked of the memory so long before they are needed."""
-ZERO = np.float32(0.0)
+ZERO, ONE = np.float32(0.0), np.float32(1.0)
 MASKED = np.float32(-np.inf)
 
 
 @intrinsic(prefer_literal=True)
-def _softmax(typingctx: Any, kind: Any, row: Any, vectors: Any) -> Any:
-    """row <- e^(row - max) over 16 * `vectors` elements (masked ones are -inf, and become 0); returns 1 / their sum. With the
-    `kind` (a literal) pairs the row becomes bfloat16, from the same place on.
+def softmax(typingctx: Any, kind: Any, row: Any, vectors: Any, mark: Any) -> Any:
+    """row <- e^(row - m) over 16 * `vectors` elements (masked ones are -inf, and become 0), where m is the largest of them and of
+    what went before. `mark` (two floats) has the largest score and the sum of weights: before, then with this row. Returns
+    by what sums weighted before are to be multiplied. With the `kind` (a literal) pairs the row becomes bfloat16, from the
+    same place on.
     """
     if not isinstance(kind, types.StringLiteral):
         return None
     narrow = ir.VectorType(BF16, LANES) if kind.literal_value == "pairs" else None
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, row, vectors = args
-        lowest = F32V([float("-inf")] * LANES)
+        _, row, vectors, mark = args
+        before = load(builder, mark, F32, 4)
+        weight = builder.inttoptr(builder.add(mark, I64(4)), F32.as_pointer())
         best, total = cgutils.alloca_once(builder, F32V), cgutils.alloca_once(builder, F32V)
-        builder.store(lowest, best)
+        builder.store(splat(builder, before), best)
         builder.store(F32V([0.0] * LANES), total)
         with cgutils.for_range(builder, vectors, intp=I64) as loop:
             x = load(builder, builder.add(row, builder.mul(loop.index, I64(64))), F32V, 4)
@@ -71,7 +74,8 @@ def _softmax(typingctx: Any, kind: Any, row: Any, vectors: Any) -> Any:
             builder.store(builder.select(builder.fcmp_ordered(">", x, high), x, high), best)
         name = f"llvm.vector.reduce.fmax.v{LANES}f32"
         reduce = cgutils.get_or_insert_function(builder.module, ir.FunctionType(F32, [F32V]), name)
-        shift = splat(builder, builder.call(reduce, [builder.load(best)]))
+        high = builder.call(reduce, [builder.load(best)])
+        shift = splat(builder, high)
         with cgutils.for_range(builder, vectors, intp=I64) as loop:
             at = builder.add(row, builder.mul(loop.index, I64(64)))
             value = exp(builder, builder.fsub(load(builder, at, F32V, 4), shift))
@@ -81,13 +85,17 @@ def _softmax(typingctx: Any, kind: Any, row: Any, vectors: Any) -> Any:
                 half = builder.add(row, builder.mul(loop.index, I64(32)))
                 builder.store(builder.fptrunc(value, narrow), builder.inttoptr(half, narrow.as_pointer()), align=2)
             builder.store(builder.fadd(builder.load(total), value), total)
-        return builder.fdiv(F32(1.0), sum_lanes(builder, builder.load(total)))
+        shrunk = builder.extract_element(exp(builder, splat(builder, builder.fsub(before, high), 1)), I64(0))
+        own = sum_lanes(builder, builder.load(total))
+        builder.store(high, builder.inttoptr(mark, F32.as_pointer()), align=4)
+        builder.store(builder.fadd(builder.fmul(builder.load(weight, align=4), shrunk), own), weight, align=4)
+        return shrunk
 
-    return types.float32(kind, types.int64, types.int64), codegen
+    return types.float32(kind, *[types.int64] * 3), codegen
 
 
 @intrinsic
-def _scaled_copy(typingctx: Any, source: Any, target: Any, vectors: Any, factor: Any) -> Any:
+def scaled_copy(typingctx: Any, source: Any, target: Any, vectors: Any, factor: Any) -> Any:
     """target = factor * source over 16 * `vectors` floats."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -103,7 +111,7 @@ def _scaled_copy(typingctx: Any, source: Any, target: Any, vectors: Any, factor:
 
 
 @intrinsic
-def _cap(typingctx: Any, row: Any, vectors: Any, softcap: Any) -> Any:
+def cap(typingctx: Any, row: Any, vectors: Any, softcap: Any) -> Any:
     """s <- c tanh(s / c) over 16 * `vectors` floats, with tanh x = 1 - 2 / (1 + e^(2 x))."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -157,9 +165,10 @@ def _value_block(
 @njit(inline="always")
 def attend(kind: str, width: int, row: int) -> int:
     """Arguments: q, its token stride (bytes), out, its token stride, k_cache, v_cache, block tables (int64), their stride
-    (bytes), items (int64 [n, 4]: sequence, first token in the batch, tokens, position of the first), query heads, kv heads,
-    head_dim, scale (a float's bits), scratch, scratch bytes per thread, scores per row of the scratch, window (0: none),
-    softcap (a float's bits; 0: none), where to put out in bfloat16 as well (0: nowhere), its token stride.
+    (bytes), items (int64 [n, 5]: sequence, first token in the batch, tokens, position of the first, blocks of whose keys
+    shared_prefix.py has left a part in out), query heads, kv heads, head_dim, scale (a float's bits), scratch, scratch bytes per
+    thread, scores per row of the scratch, window (0: none), softcap (a float's bits; 0: none), where to put out in bfloat16 as
+    well (0: nowhere), its token stride, marks (float32 [tokens, query heads, 2]: of those parts).
     """
     header = read_int(row, 3)
     items = read_int(header, 1)
@@ -168,7 +177,7 @@ def attend(kind: str, width: int, row: int) -> int:
     work, heads, kv_heads, size = read_int(row, 12), read_int(row, 13), read_int(row, 14), read_int(row, 15)
     scale, columns = read_float(row + 128, 0), read_int(row, 19)
     window, softcap = read_int(row, 20), read_float(row + 168, 0)
-    twin, twin_stride = read_int(row, 22), read_int(row, 23)
+    twin, twin_stride, marks = read_int(row, 22), read_int(row, 23), read_int(row, 24)
     scratch = read_int(row, 17) + atomic_next(row + 8) * read_int(row, 18)
     vectors, group = size // LANES, heads // kv_heads
     query = scratch
@@ -179,9 +188,10 @@ def attend(kind: str, width: int, row: int) -> int:
     done = 0
     task = atomic_next(row)
     while task < items * kv_heads:
-        item, kv_head = work + (task // kv_heads) * 32, task % kv_heads
+        item, kv_head = work + (task // kv_heads) * 40, task % kv_heads
         table = tables + read_int(item, 0) * table_stride
         first, tokens, position = read_int(item, 1), read_int(item, 2), read_int(item, 3)
+        shared = 0 if window > 0 else read_int(item, 4)
         for start in range(0, tokens * group, TILE):
             rows = min(TILE, tokens * group - start)
             for r in range(rows):
@@ -190,11 +200,9 @@ def attend(kind: str, width: int, row: int) -> int:
                 if kind == "pairs":
                     narrow_line(source, query + r * size * 4, vectors, scale)
                 else:
-                    _scaled_copy(source, query + r * size * 4, vectors, scale)
-                for i in range(size):
-                    write_float(result + r * size * 4, i, ZERO)
+                    scaled_copy(source, query + r * size * 4, vectors, scale)
             length = position + (start + rows - 1) // group + 1
-            begin = 0
+            begin = shared * BLOCK
             if window > 0:
                 begin = max(0, position + start // group + 1 - window) // BLOCK * BLOCK
             for at in range(begin, length, BLOCK):
@@ -209,13 +217,22 @@ def attend(kind: str, width: int, row: int) -> int:
                 own = position + (start + r) // group + 1 - begin
                 line = scores + r * columns * 4
                 if softcap > ZERO:
-                    _cap(line, padded, softcap)
+                    cap(line, padded, softcap)
                 for t in range(own, padded * LANES):
                     write_float(line, t, MASKED)
                 if window > 0:
                     for t in range(own - window):
                         write_float(line, t, MASKED)
-                write_float(query + r * 4, 0, _softmax(kind, line, padded))
+                token, head = first + (start + r) // group, kv_head * group + (start + r) % group
+                part, mark, sums = marks + (token * heads + head) * 8, query + r * 8, result + r * size * 4
+                write_float(mark, 0, read_float(part, 0) if shared > 0 else MASKED)
+                write_float(mark, 1, read_float(part, 1) if shared > 0 else ZERO)
+                shrunk = softmax(kind, line, padded, mark)
+                if shared > 0:
+                    scaled_copy(out + token * out_stride + head * size * 4, sums, vectors, shrunk)
+                else:
+                    for i in range(size):
+                        write_float(sums, i, ZERO)
             for at in range(begin, length, BLOCK):
                 place = (read_int(table, at // BLOCK) * kv_heads + kv_head) * head_bytes
                 count = min(BLOCK, length - at)
@@ -227,7 +244,7 @@ def attend(kind: str, width: int, row: int) -> int:
             for r in range(rows):
                 token, head = (start + r) // group, kv_head * group + (start + r) % group
                 target = out + (first + token) * out_stride + head * size * 4
-                _scaled_copy(result + r * size * 4, target, vectors, read_float(query, r))
+                scaled_copy(result + r * size * 4, target, vectors, ONE / read_float(query, 2 * r + 1))
                 if twin != 0:
                     narrow = twin + (first + token) * twin_stride + head * size * 2
                     store_bf16(

@@ -34,7 +34,7 @@ def _halves(builder: Any, address: Any) -> list[Any]:
     return [builder.bitcast(low, F32V), builder.bitcast(high, F32V)]
 
 
-def _add_step(builder: Any, kind: str, vectors: list[Any], factors: Any, slots: list[Any], step: int) -> None:
+def add_step(builder: Any, kind: str, vectors: list[Any], factors: Any, slots: list[Any], step: int) -> None:
     """Adds a row's two factors (at address `factors`) times `vectors` to that row's sums, each in its turn."""
     if kind == "pairs":
         pair = builder.bitcast(splat(builder, load(builder, factors, I32, 4)), BF16V)
@@ -63,6 +63,14 @@ def _total(builder: Any, slots: list[Any]) -> Any:
     return total
 
 
+def key_vectors(builder: Any, storage: str, keys: Any, index: Any) -> list[Any]:
+    """Two numbers (the pair `index`) of all 16 keys of the block at `keys`."""
+    at = builder.add(keys, builder.mul(index, I64(128 if storage == "f32" else 64)))
+    if storage == "f32":
+        return [load(builder, builder.add(at, I64(64 * half)), F32V, 4) for half in range(2)]
+    return _halves(builder, at) if storage == "bf16" else [load(builder, at, BF16V, 4)]
+
+
 @intrinsic(prefer_literal=True)
 def score_tile(
     typingctx: Any, kind: Any, rows: Any, q: Any, q_stride: Any, keys: Any, pairs: Any, s: Any, s_stride: Any
@@ -71,7 +79,7 @@ def score_tile(
     if not isinstance(kind, types.StringLiteral) or not isinstance(rows, types.IntegerLiteral):
         return None
     storage, count = kind.literal_value, rows.literal_value
-    key_bytes, query_bytes = (128 if storage == "f32" else 64), (4 if storage == "pairs" else 8)
+    query_bytes = 4 if storage == "pairs" else 8
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, _, q, q_stride, keys, pairs, s, s_stride = args
@@ -81,16 +89,10 @@ def score_tile(
         with cgutils.for_range(builder, builder.udiv(pairs, I64(STEPS)), intp=I64) as loop:
             for step in range(STEPS):
                 index = builder.add(builder.mul(loop.index, I64(STEPS)), I64(step))
-                at = builder.add(keys, builder.mul(index, I64(key_bytes)))
-                if storage == "pairs":
-                    vectors = [load(builder, at, BF16V, 4)]
-                elif storage == "bf16":
-                    vectors = _halves(builder, at)
-                else:
-                    vectors = [load(builder, builder.add(at, I64(64 * half)), F32V, 4) for half in range(2)]
+                vectors = key_vectors(builder, storage, keys, index)
                 for query, own in zip(queries, sums, strict=True):
                     factors = builder.add(query, builder.mul(index, I64(query_bytes)))
-                    _add_step(builder, storage, vectors, factors, own, step)
+                    add_step(builder, storage, vectors, factors, own, step)
         for row, own in enumerate(sums):
             target = builder.inttoptr(builder.add(s, builder.mul(s_stride, I64(row))), F32V.as_pointer())
             builder.store(_total(builder, own), target, align=4)
@@ -99,7 +101,7 @@ def score_tile(
     return types.void(kind, rows, *[types.int64] * 6), codegen
 
 
-def _value_vectors(builder: Any, storage: str, at: Any, row_bytes: Any, *, first_only: bool) -> list[Any]:
+def value_vectors(builder: Any, storage: str, at: Any, row_bytes: Any, *, first_only: bool) -> list[Any]:
     """The 16 numbers at `at` of two tokens, or of the first of them, where the second is nobody's."""
     if storage == "f32":
         first = load(builder, at, F32V, 4)
@@ -139,10 +141,10 @@ def value_tile(
 
             def add(index: Any, step: int, *, first_only: bool = False) -> None:
                 at = builder.add(column, builder.mul(index, two_tokens))
-                vectors = _value_vectors(builder, storage, at, row_bytes, first_only=first_only)
+                vectors = value_vectors(builder, storage, at, row_bytes, first_only=first_only)
                 for weight, own in zip(weights, sums, strict=True):
                     factors = builder.add(weight, builder.mul(index, I64(weight_bytes)))
-                    _add_step(builder, storage, vectors, factors, own, step)
+                    add_step(builder, storage, vectors, factors, own, step)
 
             with cgutils.for_range(builder, unrolled, intp=I64) as loop:
                 for step in range(STEPS):

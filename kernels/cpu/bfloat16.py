@@ -19,6 +19,7 @@ from numba.extending import intrinsic
 
 from .attention import attend
 from .pairs import WIDE
+from .shared_prefix import attend_prefix
 from .tape import TOTAL, operation
 from .vector import (
     BF16V,
@@ -136,3 +137,9 @@ def linear_pairs(row: int) -> int:
 def attend_pairs(row: int) -> int:
     """attention.py's, over a cache in bfloat16."""
     return attend("pairs", 2, row)
+
+
+@operation
+def attend_prefix_pairs(row: int) -> int:
+    """shared_prefix.py's, over a cache in bfloat16."""
+    return attend_prefix("pairs", 2, row)

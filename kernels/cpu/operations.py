@@ -15,11 +15,12 @@ from ..low_rank import AdapterPairs, adapt_rows
 from ..operations import Attention, Experts, Matrix, choose_experts
 from ..quantised_weight import Weight, as_stored
 from ..sampling import DrawSettings
-from . import attention, elementwise, linear, sampling
+from . import attention, elementwise, linear, sampling, shared_prefix
 from .int8_weights import GROUP_BYTES, ByteMatrix, pack_bytes, row_bytes
 from .onednn import OneDnnMatrix
 from .pairs import WIDE, PairMatrix, pack_pairs
 from .tape import Tape, float_bits
+from .work_items import attention_items
 
 _LINEAR = {
     "f32": linear.linear_f32,
@@ -30,6 +31,7 @@ _LINEAR = {
     "q4_0": linear.linear_q4_0,
 }
 _ATTEND = {torch.float32: attention.attend_f32, torch.bfloat16: attention.attend_bf16}
+_ATTEND_PREFIX = {torch.float32: shared_prefix.attend_prefix_f32, torch.bfloat16: shared_prefix.attend_prefix_bf16}
 _CACHE_STORAGE = {torch.float32: 0, torch.bfloat16: 1}
 Program = list[Tape | Callable[[], None]]
 """Tapes, with calls into torch between them."""
@@ -77,10 +79,13 @@ class CpuOperations:
         self._narrowed: set[int] = set()
         self.threads, self.capacity = threads, capacity
         self._columns = -(-max_context // PANEL) * PANEL
-        self._header: NDArray[np.int64] = np.zeros(2, dtype=np.int64)
+        self._header: NDArray[np.int64] = np.zeros(3, dtype=np.int64)
         self._positions: NDArray[np.int64] = np.zeros(capacity, dtype=np.int64)
         self._slots: NDArray[np.int64] = np.zeros(capacity, dtype=np.int64)
-        self._items: NDArray[np.int64] = np.zeros((capacity, 4), dtype=np.int64)
+        self._items: NDArray[np.int64] = np.zeros((capacity, 5), dtype=np.int64)
+        self._prefixes: NDArray[np.int64] = np.zeros((capacity, 4), dtype=np.int64)
+        self._members: NDArray[np.int64] = np.zeros(capacity, dtype=np.int64)
+        self._marks: NDArray[np.float32] = np.zeros(0, dtype=np.float32)
         self._tables: NDArray[np.int64] = np.zeros((capacity, -(-max_context // BLOCK)), dtype=np.int64)
         self._scratch = torch.zeros(threads * linear.SCRATCH_BYTES, dtype=torch.uint8)
         self._attention_scratch: torch.Tensor | None = None
@@ -139,12 +144,14 @@ class CpuOperations:
     def _place(self, layout: StepLayout) -> None:
         """Copies what changes from step to step to where the tape reads it."""
         tokens = layout.tokens
-        items = attention_items(layout)
+        work = attention_items(layout)
         self._positions[:tokens] = layout.positions.numpy()
         self._slots[:tokens] = layout.slots.numpy()
         self._tables[: layout.sequences, : layout.block_tables.shape[1]] = layout.block_tables.numpy()
-        self._items[: len(items)] = items
-        self._header[:] = tokens, len(items)
+        self._items[: len(work.items)] = work.items
+        self._prefixes[: len(work.prefixes)] = work.prefixes
+        self._members[: len(work.members)] = work.members
+        self._header[:] = tokens, len(work.items), len(work.prefixes)
 
     def _record(self) -> Tape:
         """The tape to add to: the last piece of the program, or a new one after a call to oneDNN."""
@@ -276,19 +283,27 @@ class CpuOperations:
     ) -> None:
         keys, values = caches
         _, kv_heads, _, size = keys.shape
-        per_thread = attention.TILE * (2 * size + self._columns) * 4
+        per_thread = max(attention.TILE, shared_prefix.TILE) * (2 * size + self._columns) * 4
         if self._attention_scratch is None:
             self._attention_scratch = torch.zeros(self.threads * per_thread, dtype=torch.uint8)
-        arguments = [
+            self._marks = np.zeros(self.capacity * how.heads * 2, dtype=np.float32)
+        where = [
             qkv.data_ptr(), _stride(qkv), out.data_ptr(), _stride(out), keys.data_ptr(), values.data_ptr(),
-            self._tables.ctypes.data, self._tables.strides[0], self._items.ctypes.data, how.heads, kv_heads, size,
-            float_bits(how.scale), self._attention_scratch.data_ptr(), per_thread, self._columns, how.window or 0,
-            float_bits(how.softcap or 0.0), *self._twin(out),
+            self._tables.ctypes.data, self._tables.strides[0],
         ]  # fmt: skip
-        function = _ATTEND[keys.dtype]
+        sizes = [
+            how.heads, kv_heads, size, float_bits(how.scale), self._attention_scratch.data_ptr(), per_thread, self._columns,
+        ]  # fmt: skip
+        softcap, marks = float_bits(how.softcap or 0.0), self._marks.ctypes.data
+        attend, attend_prefix = _ATTEND[keys.dtype], _ATTEND_PREFIX[keys.dtype]
         if self._pairs and keys.dtype == torch.bfloat16:
-            from .bfloat16 import attend_pairs as function
-        self._record().add(function, self._header, arguments, (qkv, caches, out))
+            from .bfloat16 import attend_pairs as attend
+            from .bfloat16 import attend_prefix_pairs as attend_prefix
+        if not how.window:
+            arguments = [*where, self._prefixes.ctypes.data, *sizes, softcap, self._members.ctypes.data, marks]
+            self._record().add(attend_prefix, self._header, arguments, (qkv, caches, out))
+        arguments = [*where, self._items.ctypes.data, *sizes, how.window or 0, softcap, *self._twin(out), marks]
+        self._record().add(attend, self._header, arguments, (qkv, caches, out))
 
     def silu_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
         self._gated(elementwise.silu_mul, gate_up, out)
@@ -393,21 +408,6 @@ class CpuOperations:
         tape.add(sampling.draw, header, arguments, (logits, values, tokens))
         tape.run(min(self.threads, rows))
         return [None if token < 0 else token for token in tokens.tolist()]
-
-
-def attention_items(layout: StepLayout) -> NDArray[np.int64]:
-    """Work items [n, 4]: sequence, first token in the batch, tokens, position of the first; the longest ones first."""
-    starts = np.asarray(layout.query_start, dtype=np.int64)
-    counts = np.diff(starts)
-    first_position = np.asarray(layout.context, dtype=np.int64) - counts
-    pieces = -(-counts // attention.QUERY_TOKENS)
-    sequence = np.repeat(np.arange(len(counts)), pieces)
-    piece = np.arange(len(sequence)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    offset = piece * attention.QUERY_TOKENS
-    length = np.minimum(counts[sequence] - offset, attention.QUERY_TOKENS)
-    items = np.stack([sequence, starts[sequence] + offset, length, first_position[sequence] + offset], axis=1)
-    work = items[:, 2] * (items[:, 3] + items[:, 2])
-    return items[np.argsort(-work, kind="stable")]
 
 
 def fits(widths: Sequence[int], head_dim: int) -> bool:

@@ -52,7 +52,7 @@ def test_wrong_kernels_fall_back_with_one_line(
 
 
 def test_one_thread_computes_what_two_do() -> None:
-    assert self_test(CpuOperations(1, 16, 64)) == self_test(CpuOperations(2, 16, 64))
+    assert self_test(CpuOperations(1, 16, 80)) == self_test(CpuOperations(2, 16, 80))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")

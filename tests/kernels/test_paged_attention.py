@@ -7,7 +7,7 @@ import torch
 
 from kernels.batch import StepLayout
 from kernels.cpu.cache import arrange, plain
-from kernels.cpu.operations import CpuOperations, attention_items
+from kernels.cpu.operations import CpuOperations
 from kernels.cpu.pairs import pairs_work
 from kernels.operations import Attention, TorchOperations
 from kernels.paged_attention import paged_attention_reference
@@ -170,9 +170,3 @@ def test_a_sequence_with_nan_keys_fails_alone(kind: str) -> None:
     operations.run(lambda: operations.attention(qkv, (keys, values), Attention(1, 0.25), out), layout)
     assert torch.isnan(out[0]).all()
     assert out[1].tolist() == [1.0] * 16
-
-
-def test_work_items_cover_every_token_once_with_the_longest_first() -> None:
-    layout = mixed([(40, 1), (0, 37), (3, 1)], BLOCKS)
-    items = attention_items(layout)
-    assert items.tolist() == [[1, 17, 16, 16], [1, 1, 16, 0], [1, 33, 5, 32], [0, 0, 1, 40], [2, 38, 1, 3]]
