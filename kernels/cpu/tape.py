@@ -39,13 +39,13 @@ _yield = types.ExternalFunction("metergate_yield", types.int32())
 
 
 def _torch_libgomp() -> ctypes.CDLL | None:
-    """The OpenMP library that torch has loaded, if it is GNU's; None elsewhere (macOS, LLVM's OpenMP)."""
+    """Where torch's own calls of OpenMP end, found as the linker finds it: in what is loaded for all (LD_PRELOAD), else among
+    libtorch_cpu's dependencies. Other packages bring a libgomp along, too (sentencepiece, by way of gguf), and the team of a
+    second one would wait for work beside torch's, at full speed. None where there is none (macOS)."""
     if not sys.platform.startswith("linux"):
         return None
-    home = str(Path(torch.__file__).parent.parent)
-    loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
-    for path in sorted(loaded, key=lambda path: not path.startswith(home)):
-        library = ctypes.CDLL(path)
+    libtorch = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    for library in (ctypes.CDLL(None), *([ctypes.CDLL(str(libtorch))] if libtorch.exists() else [])):
         if hasattr(library, "GOMP_parallel"):
             return library
     return None
