@@ -78,16 +78,44 @@ def test_parts_of_other_storage_and_rows_that_fill_no_panel_lie_side_by_side() -
     assert_close(product(parts, x), expected)
 
 
+WRONG = (float("nan"), float("inf"), -float("inf"))
+
+
 @needs_bytes
-def test_rule_39_a_nan_and_an_infinity_spoil_their_own_row_and_zeros_stay_zero() -> None:
-    part = weight("q4_1", 32, 64)
-    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(4))
-    x[1, 40], x[2, 3], x[3] = float("nan"), float("inf"), 0.0
+@pytest.mark.parametrize("storage", ["q8_0", "q4_1", "q4_0"])
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("value", WRONG)
+def test_rule_39_a_nan_and_an_infinity_spoil_their_own_row_alone(storage: str, add: bool, value: float) -> None:
+    part = weight(storage, 64, 96)
+    random = torch.Generator().manual_seed(4)
+    x = torch.randn(7, 96, generator=random)
+    before = torch.randn(7, 64, generator=random) if add else None
+    clean = product([part], x, before)
+    for row in range(7):
+        spoilt = x.clone()
+        spoilt[row, 40] = value
+        y = product([part], spoilt, before)
+        others = [other for other in range(7) if other != row]
+        assert torch.equal(y[others], clean[others])
+        assert not torch.isfinite(y[row]).any()
+
+
+@needs_bytes
+@pytest.mark.parametrize("storage", ["q8_0", "q4_1", "q4_0"])
+def test_inputs_of_any_magnitude_are_rounded_by_their_own_groups(storage: str) -> None:
+    """Zeros stay zero; what is a power of two larger or smaller gives the same, so much larger or smaller."""
+    part = weight(storage, 64, 96)
+    x = torch.randn(5, 96, generator=torch.Generator().manual_seed(5))
     y = product([part], x)
-    assert torch.isfinite(y[0]).all()
-    assert torch.isnan(y[1]).all()
-    assert not torch.isfinite(y[2]).any()
-    assert torch.equal(y[3], torch.zeros(32))
+    for power in (-80, -20, 20, 80, 110):
+        assert torch.equal(product([part], x * 2.0**power), y * 2.0**power)
+    mixed = x.clone()
+    mixed[0], mixed[1, :32], mixed[2] = 0.0, x[1, :32] * 2.0**100, -0.0
+    z = product([part], mixed)
+    assert torch.equal(z[0], torch.zeros(64)) and torch.equal(z[2], torch.zeros(64))
+    assert torch.isfinite(z).all()
+    assert torch.equal(z[3:], y[3:])
+    assert torch.isfinite(product([part], torch.full((1, 96), 1e-38))).all()
 
 
 def test_a_processor_whose_instruction_set_is_not_allowed_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
