@@ -38,6 +38,7 @@ TILE = 8
 PREFIX_TOKENS = 8
 """Tokens per work item: their query heads fill whole tiles."""
 AHEAD = 2
+"""Blocks whose keys are asked of the memory so long before they are needed; their values are asked for beside the keys."""
 
 
 @intrinsic(prefer_literal=True)
