@@ -74,7 +74,9 @@ def _groups(items: Ints, tables: Ints) -> list[tuple[Ints, int]]:
             groups.append((np.array([item]), int(full[item])))
         else:
             alike.setdefault(tables[items[item, 0], :LEAST_BLOCKS].tobytes(), []).append(item)
-    waiting = [np.array(candidates) for candidates in alike.values()]
+    tokens = items[:, 2].tolist()
+    enough = [same for same in alike.values() if sum(tokens[item] for item in same) >= LEAST_TOKENS]
+    waiting = [np.array(candidates) for candidates in enough]
     while waiting:
         candidates = waiting.pop()
         if items[candidates, 2].sum() < LEAST_TOKENS:
