@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,9 +131,9 @@ def test_what_is_encoded_is_decoded_at_once_and_in_pieces(llama: Trained, gemma:
 
 
 @settings(max_examples=100, deadline=None)
-@given(TEXTS.filter(lambda said: not said.startswith((" ", "\u2581"))))
+@given(TEXTS.filter(lambda said: re.search("(^|>)[ \u2581]", said) is None))
 def test_tokens_are_those_of_transformers(llama: Trained, said: str) -> None:
-    """Before a space transformers leaves the other one out, which sentencepiece does not."""
+    """At the beginning and after a special token transformers leaves a space before another out, as sentencepiece does not."""
     theirs = transformers_of(llama.folder)
     assert llama.ours.encode(said, add_special_tokens=False) == theirs.encode(said, add_special_tokens=False)
 
