@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 from msgspec.structs import replace
-from sqlalchemy import Row, select
+from sqlalchemy import Row, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -37,6 +37,23 @@ async def lost_among(connection: AsyncConnection, ids: Sequence[UUID]) -> list[U
             select(rows.id)
             .outerjoin(tables.corrections, done.original_id == rows.id)
             .where(rows.id.in_(ids[start : start + _IDS_PER_QUERY]), rows.status == "lost", done.original_id.is_(None))
+        )
+        found.extend((await connection.execute(query)).scalars())
+    return found
+
+
+async def settled_among(connection: AsyncConnection, ids: Sequence[UUID]) -> list[UUID]:
+    """Which of these requests stand in the books with their outcome, or were put right already."""
+    found: list[UUID] = []
+    rows, done = tables.usage.c, tables.corrections.c
+    for start in range(0, len(ids), _IDS_PER_QUERY):
+        query = (
+            select(rows.id)
+            .outerjoin(tables.corrections, done.original_id == rows.id)
+            .where(
+                rows.id.in_(ids[start : start + _IDS_PER_QUERY]),
+                or_(rows.status != "lost", done.original_id.is_not(None)),
+            )
         )
         found.extend((await connection.execute(query)).scalars())
     return found

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.books import Books, Pins, load_books
-from billing.corrections import correct, lost_among
+from billing.corrections import correct, lost_among, settled_among
 from billing.database import BUSY_TIMEOUT_MS, open_database, reading
 from billing.errors import AmountOverflow
 from billing.ledger import UsageRecord, record
@@ -117,7 +117,7 @@ class Shipper:
     async def ship(self, journal: str, items: Sequence[Paired | Stray]) -> Shipped:
         """Raises `Outage`; some of the items may be committed by then."""
         shipped = Shipped()
-        letters = [letter(journal, item, item.reason) for item in items if isinstance(item, Stray)]
+        letters = await self._letters_of_strays(journal, [item for item in items if isinstance(item, Stray)], shipped)
         ready: list[_Ready] = []
         paired = [item for item in items if isinstance(item, Paired)]
         books = await self._books_for(paired)
@@ -145,6 +145,18 @@ class Shipper:
         if outage:
             raise Outage(f"no row of {len(ready)} can be written: {doubtful[0].letter.reason}", Verdict.DOUBT)
         return shipped
+
+    async def _letters_of_strays(self, journal: str, strays: Sequence[Stray], shipped: Shipped) -> list[DeadLetter]:
+        """An outcome whose row is in the books is no stray: its attempt lay in a segment that went after it was shipped."""
+        letters = [letter(journal, item, item.reason) for item in strays]
+        ids = [one.request_id for one in letters if one.request_id is not None]
+        if not ids:
+            return letters
+        known = set(await self._transact(lambda connection: settled_among(connection, ids)))
+        found = [one for one in letters if one.request_id not in known]
+        shipped.duplicates += len(letters) - len(found)
+        self._metrics.recorder_duplicates.inc(len(letters) - len(found))
+        return found
 
     async def _set_aside(self, journal: str, letters: Sequence[DeadLetter], shipped: Shipped) -> None:
         shipped.set_aside = await self._transact(lambda connection: set_aside(connection, letters))

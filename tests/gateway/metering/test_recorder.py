@@ -61,6 +61,14 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
     return metrics.registry.get_sample_value(f"metergate_{name}", labels) or 0.0
 
 
+def ids(database: BooksDatabase, table: str, column: str) -> list[bytes]:
+    found = [row[0] for row in database.rows(f"SELECT {column} FROM {table}")]
+    return sorted(
+        each.bytes if isinstance(each, UUID) else UUID(str(each)).bytes if isinstance(each, str) else bytes(each)
+        for each in found
+    )
+
+
 def test_rule_04_one_closed_request_is_one_row_with_its_exact_figures(
     database: BooksDatabase, make_journal: MakeJournal
 ) -> None:
@@ -282,15 +290,8 @@ def test_rule_32_rows_that_fail_for_what_they_hold_stall_nobody_however_many_the
         eventually(lambda: value(metrics, "recorder_rows_total") == 20, "those who come after are written")
         assert value(metrics, "recorder_failures_total", reason="rows") == 0
 
-    def ids(table: str, column: str) -> list[bytes]:
-        found = [row[0] for row in database.rows(f"SELECT {column} FROM {table}")]
-        return sorted(
-            each.bytes if isinstance(each, UUID) else UUID(str(each)).bytes if isinstance(each, str) else bytes(each)
-            for each in found
-        )
-
-    assert ids("metering_dead_letters", "request_id") == sorted(poisoned)
-    assert ids("usage", "id") == sorted(innocent)
+    assert ids(database, "metering_dead_letters", "request_id") == sorted(poisoned)
+    assert ids(database, "usage", "id") == sorted(innocent)
 
 
 def test_rule_05_a_charge_beyond_64_bits_is_a_flagged_row_and_a_letter_and_stalls_nobody(
@@ -418,6 +419,32 @@ def test_rule_32_a_disk_that_others_fill_waits_for_shipping_only(
     assert value(metrics, "journal_shortened_segments_total") >= 10
     answered = database.count("usage", "status = 'completed'")
     assert answered == database.count("usage") > 150
+
+
+def test_a_replay_whose_first_segments_are_gone_finds_its_rows_in_the_books(
+    database: BooksDatabase, make_journal: MakeJournal
+) -> None:
+    journal = make_journal(max_bytes=4 << 20)
+    root = journal.folder.parent
+    slow = opened()
+    with recording(database, root, journal, drain=False, retain_hours=0, max_bytes=4 << 20) as metrics:
+        journal.open(slow)
+        while journal.tail[0] < 3:
+            attempt = opened(tags={"filler": "x" * 3000})
+            journal.open(attempt)
+            journal.close(closed(attempt))
+        journal.close(closed(slow))
+        eventually(lambda: segment_numbers(journal.folder)[0] >= 3, "shipped segments are deleted")
+        eventually(lambda: database.count("usage") == value(metrics, "recorder_rows_total") > 100, "all are rows")
+    rows = database.count("usage")
+    (journal.folder / POSITION_NAME).unlink()
+    unknown = opened()
+    with recording(database, root, journal, max_bytes=4 << 20) as metrics:
+        journal.close(closed(unknown))
+    assert value(metrics, "recorder_duplicates_total") >= 1
+    assert value(metrics, "dead_letters_total") == 1
+    assert ids(database, "metering_dead_letters", "request_id") == [unknown.request_id]
+    assert database.count("usage") == rows
 
 
 def test_shipped_segments_stay_for_the_retention_and_a_dead_folder_goes_after_it(
