@@ -83,11 +83,15 @@ def merge_usage(old: bytes | None, new: bytes) -> bytes:
 
 
 def partial_usage(begun: bytes | None, output_tokens: int) -> bytes | None:
-    """What `message_start` said, with an estimate in place of its output count, which is a placeholder; flagged as such."""
+    """What `message_start` said, with an estimate in place of its output count, which is a placeholder; flagged as such. None
+    where it said nothing that can be read."""
     if begun is None:
         return None
-    estimate = {"output_tokens": Raw(str(output_tokens).encode()), "metergate_partial": Raw(b"true")}
-    return encode({**_fields.decode(begun), **estimate})
+    try:
+        said = _fields.decode(begun)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return encode({**said, "output_tokens": Raw(str(output_tokens).encode()), "metergate_partial": Raw(b"true")})
 
 
 def tier_in(usage: bytes) -> str:

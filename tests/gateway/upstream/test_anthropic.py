@@ -15,7 +15,7 @@ from gateway.settings import ProviderSettings, Secret
 from gateway.sse import StreamBroken
 from gateway.upstream.anthropic import AnthropicAdapter
 from gateway.upstream.anthropic_stream import ChatScanner
-from gateway.upstream.anthropic_usage import from_anthropic, merge_usage
+from gateway.upstream.anthropic_usage import from_anthropic, merge_usage, partial_usage
 from gateway.upstream.base import BadAnswer
 from tests.gateway.upstream.routes import route_to
 
@@ -174,3 +174,12 @@ def test_the_served_tier_is_told() -> None:
     body = {"id": "m", "content": [], "usage": {"input_tokens": 1, "output_tokens": 1, "service_tier": "priority"}}
     answer = ADAPTER.read_answer(CALL, "application/json", json.dumps(body).encode())
     assert answer.service_tier == "priority"
+
+
+@pytest.mark.parametrize(
+    "damaged", [b'{"input_tokens":1,"\xe4":2}', b'{"input_tokens":1,"a":"\xff', b"[1]", b"[" * 100_000]
+)
+def test_a_usage_that_cannot_be_read_is_none_or_a_broken_stream_and_no_other_error(damaged: bytes) -> None:
+    assert partial_usage(damaged, 3) is None
+    with pytest.raises(StreamBroken):
+        merge_usage(damaged, b"{}")
