@@ -275,12 +275,17 @@ class StreamScanner:
         usage = self._find_usage(parsed)
         if usage is None:
             return event
+        try:
+            _fields.decode(usage)  # what was passed over unread may hold bytes that are no text
+            kept = event if parsed.choices and not self._strip else self._without_usage(event, data)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise StreamBroken(f"a usage that cannot be read: {error}") from error
         self.usage = usage
         self.service_tier = parsed.service_tier or self.service_tier
         if not parsed.choices:
             self._usage_event = data
             return b""
-        return self._without_usage(event, data) if self._strip else event
+        return kept
 
     def _find_usage(self, parsed: _Event) -> bytes | None:
         if given(parsed.usage):

@@ -51,8 +51,11 @@ class EngineAdapter(OpenAIAdapter):
         answer = super().read_answer(call, content_type, body)
         if answer.usage is None or b'"metergate"' not in answer.body:
             return answer
-        fields = _fields.decode(answer.body)
-        usage = _fields.decode(fields["usage"])
+        try:
+            fields = _fields.decode(answer.body)
+            usage = _fields.decode(fields["usage"])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise BadAnswer("the engine's usage cannot be read") from error
         usage.pop(ENGINE_TIME, None)
         fields["usage"] = Raw(encode(usage))
         return replace(answer, body=encode(fields))

@@ -67,6 +67,8 @@ class PassingScanner(EventScanner):
             return event + b"\n\n"
         try:
             parsed = _event.decode(data)
+            if parsed.type == "message_delta":
+                _fields.decode(data)  # it is written anew at the end: what was passed over unread has to be text
         except (msgspec.DecodeError, RecursionError) as error:
             raise StreamBroken(f"an event that is none of Anthropic's: {error}") from error
         if parsed.type == "error":

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from billing.usage import Usage
 from gateway.spoken import SAMPLE_BYTES, size_of, text_of_answer
 from gateway.sse import MAX_EVENT_BYTES, StreamBroken, StreamScanner
 from gateway.tokens import of_text
@@ -68,6 +69,17 @@ def test_rule_03_usage_counts_wherever_it_stands(chunk: bytes) -> None:
     assert usage_of(scanner) == USAGE
 
 
+@pytest.mark.parametrize("choices", [b'"choices":[],', b'"choices":[{"index":0,"delta":{}}],', b""])
+@pytest.mark.parametrize("damaged", [b'{"completion_token\x80":0}', b'{"a":"\xff"}'])
+def test_a_usage_with_damaged_bytes_breaks_the_stream_or_counts_as_it_reads(choices: bytes, damaged: bytes) -> None:
+    scanner = StreamScanner(strip_usage=True)
+    try:
+        scanner.feed(b"data: {" + choices + b'"usage":' + damaged + b"}\n\n")
+    except StreamBroken:
+        return
+    scanner.ending(Usage(), "1 USD", wanted=True)
+
+
 def test_rule_03_the_last_usage_wins() -> None:
     grown = {**USAGE, "completion_tokens": 8, "total_tokens": 17}
     _, scanner = scan([content("a", usage=USAGE) + content("b", usage=grown), content("c", "stop") + DONE])
@@ -107,7 +119,8 @@ def test_rule_18_any_cut_into_reads_gives_the_same_stream(cuts: list[int], newli
     reads = [stream[a:b] for a, b in pairwise(places)]
     out, scanner = scan(reads)
     assert out.replace(b"\r\n", b"\n").replace(b"\r", b"\n").rstrip() == FORWARDED.rstrip()
-    assert len(out) == len(expected)
+    # Where a read ends within the CRLF before the usage chunk, the LF is held back with it.
+    assert len(expected) - len(out) in {0, 1}
     assert usage_of(scanner) == USAGE
     assert scanner.done and scanner.finished and scanner.error is None
 
