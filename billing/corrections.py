@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 from msgspec.structs import replace
-from sqlalchemy import Row, or_, select
+from sqlalchemy import ColumnElement, Row, and_, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -30,30 +30,24 @@ OUTCOME_TURNED_UP: Final = "the outcome of a lost attempt turned up"
 
 async def lost_among(connection: AsyncConnection, ids: Sequence[UUID]) -> list[UUID]:
     """Which of these requests stand in the books as `lost` and have not been put right yet."""
-    found: list[UUID] = []
     rows, done = tables.usage.c, tables.corrections.c
-    for start in range(0, len(ids), _IDS_PER_QUERY):
-        query = (
-            select(rows.id)
-            .outerjoin(tables.corrections, done.original_id == rows.id)
-            .where(rows.id.in_(ids[start : start + _IDS_PER_QUERY]), rows.status == "lost", done.original_id.is_(None))
-        )
-        found.extend((await connection.execute(query)).scalars())
-    return found
+    return await _among(connection, ids, and_(rows.status == "lost", done.original_id.is_(None)))
 
 
 async def settled_among(connection: AsyncConnection, ids: Sequence[UUID]) -> list[UUID]:
     """Which of these requests stand in the books with their outcome, or were put right already."""
+    rows, done = tables.usage.c, tables.corrections.c
+    return await _among(connection, ids, or_(rows.status != "lost", done.original_id.is_not(None)))
+
+
+async def _among(connection: AsyncConnection, ids: Sequence[UUID], which: ColumnElement[bool]) -> list[UUID]:
     found: list[UUID] = []
     rows, done = tables.usage.c, tables.corrections.c
     for start in range(0, len(ids), _IDS_PER_QUERY):
         query = (
             select(rows.id)
             .outerjoin(tables.corrections, done.original_id == rows.id)
-            .where(
-                rows.id.in_(ids[start : start + _IDS_PER_QUERY]),
-                or_(rows.status != "lost", done.original_id.is_not(None)),
-            )
+            .where(rows.id.in_(ids[start : start + _IDS_PER_QUERY]), which)
         )
         found.extend((await connection.execute(query)).scalars())
     return found
