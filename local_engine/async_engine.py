@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +17,7 @@ from .errors import Draining, EngineDead, Overloaded, RequestError, Unresponsive
 from .generation import Choice, Delta, Generation, GenerationRequest, Usage
 from .messages import Abort, AddSequence, LoadAdapter, Ready, ResetPrefixCache, Stats, StepDone, UnloadAdapter, frame
 from .metrics import EngineMetrics
+from .remembered import Remembered
 from .sampling_params import SamplingParams
 from .sequence import FinishReason
 from .tokenizer import Tokenizer
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 FINISHED_KEPT_S = 600
 FINISHED_KEPT_MAX = 100_000
+EARLY_ABORT_KEPT_S = 5
+EARLY_ABORT_KEPT_MAX = 10_000
 MAX_FRAMES_BYTES = 128 << 20
 """Of one request to the cores."""
 
@@ -36,7 +38,6 @@ class FinishedUsage:
 
     status: str
     usage: Usage
-    expires_s: float
 
 
 class AsyncEngine:
@@ -70,7 +71,8 @@ class AsyncEngine:
         self._next_sequence = 1
         self._by_sequence: dict[int, tuple[Generation, Choice, CoreLink]] = {}
         self._live: dict[str, Generation] = {}
-        self._finished: OrderedDict[str, FinishedUsage] = OrderedDict()
+        self._finished: Remembered[FinishedUsage] = Remembered(FINISHED_KEPT_S, FINISHED_KEPT_MAX)
+        self._early_aborts: Remembered[bool] = Remembered(EARLY_ABORT_KEPT_S, EARLY_ABORT_KEPT_MAX)
         self.on_death: Callable[[str], None] | None = None
 
     async def start(self, on_progress: Callable[[str], None]) -> Ready:
@@ -107,7 +109,7 @@ class AsyncEngine:
         """Sends the sequences, those of a prompt to one core. Raises `Draining`, `Overloaded`, `Unresponsive`, `EngineDead`, and
         `RequestError` for more than MAX_FRAMES_BYTES."""
         self._check_open(len(request.prompts) * request.n)
-        generation = Generation(request, [])
+        generation = Generation(request, [], aborted=bool(self._early_aborts.take(request.request_id)))
         sent: list[tuple[CoreLink, Choice, bytes]] = []
         loads = [core.live for core in self._cores]
         size = 0
@@ -117,7 +119,7 @@ class AsyncEngine:
             leader: int | None = None
             for choice_index in range(request.n):
                 choice = self._new_choice(generation, params)
-                if params.max_tokens == 0 and params.pooling is None:
+                if generation.aborted or (params.max_tokens == 0 and params.pooling is None):
                     self._end_without_output(generation, choice)
                     continue
                 # The prompt is the same for all choices: the first one tells about it, the others share its pages.
@@ -159,9 +161,10 @@ class AsyncEngine:
         return choice
 
     def _end_without_output(self, generation: Generation, choice: Choice) -> None:
-        """`max_tokens` 0: only the prompt is wanted (echo), and no step."""
+        """No step is wanted: it was aborted before it came, or has `max_tokens` 0 (only the prompt is asked for, by echo)."""
         choice.ended = True
-        generation.push(Delta(choice.index, "", (), FinishReason.LENGTH))
+        reason = FinishReason.ABORT if generation.aborted else FinishReason.LENGTH
+        generation.push(Delta(choice.index, "", (), reason))
 
     def abort(self, generation: Generation) -> None:
         """Asks the core to drop what is left of the request; `generation.ended` tells when its pages are free."""
@@ -171,11 +174,14 @@ class AsyncEngine:
                 _, _, core = self._by_sequence[choice.sequence_id]
                 core.send(Abort(choice.sequence_id, None))
 
+    def abort_on_arrival(self, request_id: str) -> None:
+        """Of a request that is not here yet: should it come within EARLY_ABORT_KEPT_S, it ends without a step."""
+        self._early_aborts.put(request_id, True)
+
     def find(self, request_id: str) -> Generation | None:
         return self._live.get(request_id)
 
     def finished(self, request_id: str) -> FinishedUsage | None:
-        self._expire_finished()
         return self._finished.get(request_id)
 
     def reset_prefix_cache(self) -> None:
@@ -256,10 +262,7 @@ class AsyncEngine:
         if self._live.get(request_id) is generation:
             del self._live[request_id]
         status = "failed" if error is not None else "cancelled" if generation.aborted else "completed"
-        expires_s = time.monotonic() + FINISHED_KEPT_S
-        self._finished[request_id] = FinishedUsage(status, generation.usage, expires_s)
-        self._finished.move_to_end(request_id)
-        self._expire_finished()
+        self._finished.put(request_id, FinishedUsage(status, generation.usage))
         self.metrics.observe_end(generation, status)
         generation.end(error)
 
@@ -270,14 +273,6 @@ class AsyncEngine:
         self._by_sequence.clear()
         for generation in generations.values():
             self._finish(generation, message)
-
-    def _expire_finished(self) -> None:
-        now_s = time.monotonic()
-        while self._finished:
-            oldest = next(iter(self._finished.values()))
-            if oldest.expires_s > now_s and len(self._finished) <= FINISHED_KEPT_MAX:
-                break
-            self._finished.popitem(last=False)
 
     def _check_open(self, sequences: int) -> None:
         if self.dead is not None:

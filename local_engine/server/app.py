@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from ..async_engine import EARLY_ABORT_KEPT_S
 from ..errors import RequestError
 from .answers import Answer
 from .embeddings import Vectors
@@ -221,7 +222,8 @@ class EngineApp:
         if found is None:
             raise HttpError(
                 404,
-                f"No request with id {request_id!r} is running or ended within the last 10 minutes.",
+                f"No request with id {request_id!r} is running or ended within the last 10 minutes; should it come within "
+                f"{EARLY_ABORT_KEPT_S} seconds, it ends at once.",
                 param="id",
                 code="request_not_found",
             )

@@ -65,7 +65,7 @@ class Request:
         self._send = send
         self.started = False
         given = self.headers.get(b"x-request-id", b"").decode("latin-1")
-        self.id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self.id = given if is_request_id(given) else uuid.uuid4().hex
 
     async def body(self, limit: int) -> bytes:
         """The whole body. Raises `HttpError` 413 as soon as it is longer than `limit` bytes, `CallerGone` if it never ends."""
@@ -102,6 +102,11 @@ class Request:
 
     async def respond_json(self, value: object, status: int = 200, extra: Headers | None = None) -> None:
         await self.respond(status, to_json(value), JSON, extra)
+
+
+def is_request_id(text: str) -> bool:
+    """Whether a caller's own id is adopted."""
+    return _REQUEST_ID.fullmatch(text) is not None
 
 
 def to_json(value: object) -> bytes:

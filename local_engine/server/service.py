@@ -23,7 +23,7 @@ from ..generation import Generation, GenerationRequest, Usage
 from ..messages import LoadAdapter, UnloadAdapter
 from ..sampling_params import SamplingParams
 from ..tokenizer import Tokenizer
-from .http import HttpError
+from .http import HttpError, is_request_id
 from .reasoning import CLOSE, Reasoning, ReasoningParser, reasoning_after
 from .replies import Reply
 from .requests import (
@@ -313,12 +313,16 @@ class Service:
         return prompts
 
     async def cancel(self, request_id: str) -> FinishedUsage | None:
-        """Aborts the request and returns what it used, once its pages are free; None for an unknown id."""
+        """Aborts the request and returns what it used, once its pages are free; None for an unknown id, whose request ends as
+        soon as it comes, if it comes soon."""
         generation = self.engine.find(request_id)
         if generation is not None:
             self.engine.abort(generation)
             await generation.ended.wait()
-        return self.engine.finished(request_id)
+        used = self.engine.finished(request_id)
+        if used is None and is_request_id(request_id):
+            self.engine.abort_on_arrival(request_id)
+        return used
 
 
 def _tools(body: ChatRequest | TokenizeRequest) -> list[dict[str, Any]] | None:

@@ -89,6 +89,25 @@ def test_cancel_ends_a_running_stream_with_its_exact_usage(steady: RunningEngine
     assert again == found
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_cancel_that_overtakes_its_request_ends_it_without_a_step(steady: RunningEngine, stream: bool) -> None:
+    mine = {"x-request-id": f"overtaken-{stream}"}
+    body = {**LONG, "stream": stream, "stream_options": {"include_usage": True} if stream else None}
+    with http(steady) as client:
+        steps = steady.metric("metergate_engine_steps_total")
+        early = client.post(f"/v1/requests/{mine['x-request-id']}/cancel")
+        text = client.post("/v1/completions", json=body, headers=mine).text
+        final = client.post(f"/v1/requests/{mine['x-request-id']}/cancel").json()
+        assert steady.metric("metergate_engine_steps_total") == steps
+        again = client.post("/v1/completions", json={**LONG, "stream": False, "max_tokens": 3}, headers=mine).json()
+    assert (early.status_code, early.json()["error"]["code"]) == (404, "request_not_found")
+    assert '"finish_reason":"abort"' in text
+    assert '"completion_tokens":0,' in text
+    assert final["status"] == "cancelled"
+    assert final["usage"]["metergate"]["compute_us"] == 0
+    assert again["usage"]["completion_tokens"] == 3  # the cancel was meant for one request
+
+
 def test_sigterm_drains_running_requests_and_refuses_new_ones(slow: RunningEngine) -> None:
     body = {**LONG, "max_tokens": 60}
     with http(slow) as client, http(slow) as other, client.stream("POST", "/v1/completions", json=body) as answer:
