@@ -45,7 +45,8 @@ from .sampling import (
 )
 from .structure import after_reasoning, grammar_of, wants_structure
 from .tool_calls import ToolParser
-from .tool_parsers import NamedParser, RequiredParser, keeps_special_tokens, new_tool_parser
+from .tool_parsers.forced import NamedParser, RequiredParser
+from .tool_parsers.registry import keeps_special_tokens, new_tool_parser
 
 SMALL_TEXT = 4_096
 """Characters below which tokenising on the event loop is cheaper than a thread."""

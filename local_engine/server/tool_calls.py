@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import string
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+FUNCTION_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
 
 @dataclass(frozen=True, slots=True)

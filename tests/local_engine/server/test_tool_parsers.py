@@ -14,7 +14,8 @@ from local_engine.config import REASONING_PARSERS, TOOL_CALL_PARSERS
 from local_engine.server.reasoning import Reasoning, ReasoningParser, reasoning_after
 from local_engine.server.replies import Piece, Reply
 from local_engine.server.tool_calls import ToolParser
-from local_engine.server.tool_parsers import TOOL_PARSERS, NamedParser, RequiredParser, new_tool_parser
+from local_engine.server.tool_parsers.forced import NamedParser, RequiredParser
+from local_engine.server.tool_parsers.registry import TOOL_PARSERS, new_tool_parser
 
 WEATHER = '{"city": "Köln", "days": [1, 2], "note": "a \\"quoted\\" } brace"}'
 TIME = "{}"
