@@ -91,6 +91,19 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
+        self._requests()
+        self._rows()
+        self._journal()
+        self._keepers()
+        self._process()
+        self._routes: dict[tuple[str, str, str], RouteMetrics] = {}
+        self._money: dict[tuple[str, str], Counter] = {}
+        self._before: list[Callable[[], None]] = []
+        self.others = MetricsSum()
+        """What other processes counted on this one's behalf."""
+
+    def _requests(self) -> None:
+        """What the door counts: callers, attempts and their routes."""
         route = ("surface", "model", "provider")
         self.requests = self._counts("requests", "Requests answered, by how they ended.", *route, "status")
         self.refused = self._counter("refused", "Requests refused before any attempt, by HTTP status.", "code")
@@ -104,6 +117,22 @@ class Metrics:
         self.ttft = self._timings("time_to_first_token_seconds", "Arrival to first token.", _SECONDS, *route)
         self.overhead = self._timings("overhead_seconds", "The gateway's own share.", _OVERHEAD, "surface")
         self.in_flight = self._gauge("requests_in_flight", "Requests being served.")
+        self.limit_store_up = self._gauge("limit_store_up", "1 while the limit store answers.")
+        self.limit_store_resets = self._counter(
+            "limit_store_resets", "Times the limit store was found empty or set back."
+        )
+        self.answer_cache = self._counter(
+            "answer_cache", "Look-ups in the answer cache, by what came of them.", "result"
+        )
+        target = ("model", "provider", "provider_model")
+        self.route_circuit = self._gauge("route_circuit", "A route's circuit: 0 closed, 1 half open, 2 open.", *target)
+        self.route_in_flight = self._gauge("route_in_flight", "Attempts that run at a route.", *target)
+        self.route_pace = self._gauge(
+            "route_first_content_seconds", "The decayed mean time to the first content of an answer.", *target
+        )
+
+    def _rows(self) -> None:
+        """What the recorder counts of rows that are in the database."""
         self.tokens = self._counter("tokens", "Tokens of recorded rows, by class.", "model", "provider", "class")
         self.money = self._counter("money", "Amounts of recorded rows, in currency units.", "amount", "currency")
         self.unpriced = self._counter("unpriced_requests", "Recorded rows without a price.", "model", "provider")
@@ -113,6 +142,8 @@ class Metrics:
         )
         self.estimated = self._counter("estimated_requests", "Recorded rows with estimated usage.", "model", "provider")
 
+    def _journal(self) -> None:
+        """What is on its way there."""
         self.journal_writable = self._gauge("journal_writable", "1 while new requests can be journalled.")
         self.journal_bytes = self._gauge("journal_bytes", "Disk space of this process's journal.")
         self.journal_unshipped = self._gauge("journal_unshipped_bytes", "Written here and not yet in the database.")
@@ -132,7 +163,10 @@ class Metrics:
         self.dead_letters = self._counter("dead_letters", "Records set aside because they cannot become a row.")
         self.adopted = self._counter("journals_adopted", "Journals of dead processes taken over.")
         self.corrected = self._counter("lost_corrected", "Lost rows corrected by an outcome that turned up later.")
+        self.failures = {reason: self.recorder_failures.labels(reason) for reason in FAILURES}
 
+    def _keepers(self) -> None:
+        """What is looked after from time to time: derived figures, prices, rates, wallets, events."""
         self.drift = self._gauge("drift", "Derived figures that differed from their rows at the last look.", "table")
         self.price_drift = self._gauge(
             "price_drift", "Prices that differ from what a source lists and nobody has acknowledged.", "source"
@@ -156,34 +190,18 @@ class Metrics:
         for result in SPANS:
             self.spans.labels(result)
         self.webhooks_pending = self._gauge("webhooks_pending", "Events that wait to be delivered.")
-        self.limit_store_up = self._gauge("limit_store_up", "1 while the limit store answers.")
-        self.limit_store_resets = self._counter(
-            "limit_store_resets", "Times the limit store was found empty or set back."
-        )
-        self.answer_cache = self._counter(
-            "answer_cache", "Look-ups in the answer cache, by what came of them.", "result"
-        )
+
+    def _process(self) -> None:
         self.engine_restarts = self._counter(
             "engine_restarts", "Bundled engines that ended and were started again.", "provider"
+        )
+        self.worker_restarts = self._counter(
+            "worker_restarts", "Workers that died or hung, and were started again by their parent."
         )
         self.started = self._gauge("start_time_seconds", "When this process was started, in Unix time.")
         self.started.set(time.time())
         self.build = self._gauge("build_info", "1, with the release that serves.", "version")
         self.build.labels(version("metergate")).set(1)
-
-        target = ("model", "provider", "provider_model")
-        self.route_circuit = self._gauge("route_circuit", "A route's circuit: 0 closed, 1 half open, 2 open.", *target)
-        self.route_in_flight = self._gauge("route_in_flight", "Attempts that run at a route.", *target)
-        self.route_pace = self._gauge(
-            "route_first_content_seconds", "The decayed mean time to the first content of an answer.", *target
-        )
-
-        self.failures = {reason: self.recorder_failures.labels(reason) for reason in FAILURES}
-        self._routes: dict[tuple[str, str, str], RouteMetrics] = {}
-        self._money: dict[tuple[str, str], Counter] = {}
-        self._before: list[Callable[[], None]] = []
-        self.others = MetricsSum()
-        """What other processes counted on this one's behalf."""
 
     def route(self, surface: str, model: str, provider: str) -> RouteMetrics:
         """The instruments of one route. Callers that serve the same route keep the result."""

@@ -10,21 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import sys
 import time
-from asyncio.subprocess import DEVNULL, Process
 from pathlib import Path
 from typing import Final, Protocol
 
 from gateway import logs
+from gateway.child import BEAT_S, Child, child
 from gateway.metering.journal import Journal
 from gateway.metering.link import Ask, Finish, Job, News, read_news
 from gateway.metering.position import read_position
 from gateway.metering.progress import Progress
 from gateway.metering.segments import is_given_up, process_folders
 from gateway.metrics import Metrics
-from gateway.process_link import Link, open_link
 from gateway.settings import JournalSettings
 from gateway.telemetry.target import Target
 
@@ -35,12 +33,6 @@ DRAIN_S: Final = 10.0
 END_S: Final = 5.0
 """So long after its drain a recorder may take to end; then it is killed, and whoever starts next ships the rest."""
 ANSWER_S: Final = 0.5
-BEAT_S: Final = 5.0
-SILENT_BEATS: Final = 6
-"""So many beats without a word, and it counts as hung and is replaced. They are our own beats, not the clock's: where the whole
-machine stood still, both have missed the same ones."""
-START_BEATS: Final = 24
-"""Before its first word: an interpreter starts slowly on a machine that is busy."""
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_LAST_S: Final = 10.0
 STEADY_S: Final = 60.0
@@ -74,8 +66,8 @@ class RecorderProcess:
         log_format: logs.Format = "text",
         beat_s: float = BEAT_S,
     ) -> None:
-        """What the recorder counts is added to `metrics`; `telemetry` is where it tells of new rows. It has to answer once in
-        `SILENT_BEATS` times `beat_s`."""
+        """What the recorder counts is added to `metrics`; `telemetry` is where it tells of new rows. One that runs and does
+        nothing is ended: its transaction is rolled back, and the next reads on from the last position that it stored."""
         self._journal = journal
         self._job = Job(
             str(root), str(journal.folder), database_url, settings, logging.root.level, log_format, telemetry
@@ -83,12 +75,10 @@ class RecorderProcess:
         self._metrics = metrics
         self._beat_s = beat_s
         self._task: asyncio.Task[None] | None = None
-        self._process: Process | None = None
-        self._link: Link[News] | None = None
+        self._child: Child[News] | None = None
         self._heard = asyncio.Event()
         self._drain_s: float | None = None
         self._finished = False
-        self._spoke = False
         self.progress = Progress(inheriting=_others_left(root, journal.folder), current_at_s=time.monotonic())
         self.restarts = 0
 
@@ -99,7 +89,7 @@ class RecorderProcess:
 
     @property
     def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
+        return None if self._child is None else self._child.pid
 
     def start(self) -> None:
         """Returns at once. The database may be away: that is only a delay."""
@@ -114,8 +104,8 @@ class RecorderProcess:
         if self._task is None:
             return True
         self._drain_s = drain_s
-        if self._link is not None:
-            self._link.send(Finish(drain_s))
+        if self._child is not None:
+            self._child.link.send(Finish(drain_s))
         try:
             async with asyncio.timeout(drain_s + END_S):
                 await self._task
@@ -126,11 +116,10 @@ class RecorderProcess:
 
     async def refresh(self) -> None:
         """Returns when progress and figures are those of now, or the recorder does not answer."""
-        link = self._link
-        if link is None:
+        if self._child is None:
             return
         self._heard.clear()
-        link.send(Ask())
+        self._child.link.send(Ask())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
                 await self._heard.wait()
@@ -156,53 +145,19 @@ class RecorderProcess:
 
     async def _run_once(self) -> int:
         """One life of the process: its exit status."""
-        ours, its = socket.socketpair()
-        try:
-            with its:
-                self._process = process = await asyncio.create_subprocess_exec(
-                    *COMMAND, str(its.fileno()), stdin=DEVNULL, pass_fds=(its.fileno(),)
-                )
-        except BaseException:
-            ours.close()
-            raise
-        link = await open_link(ours, read_news)
-        beating = asyncio.create_task(self._beat(process, link), name="recorder's heartbeat")
-        try:
-            link.send(self._job)
-            self._link = link
+        async with child("the recorder", COMMAND, read_news, Ask(), beat_s=self._beat_s) as recorder:
+            recorder.link.send(self._job)
+            self._child = recorder
             if self._drain_s is not None:  # asked to stop while it was starting
-                link.send(Finish(self._drain_s))
-            while (news := await link.receive()) is not None:
-                self._hear(news)
-            return await process.wait()
-        finally:
-            beating.cancel()
-            self._link = None
-            link.close()
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-            self._process = None
-
-    async def _beat(self, process: Process, link: Link[News]) -> None:
-        """Ends a recorder that runs and does nothing: stopped by a debugger, or hung. Its transaction is rolled back, and the
-        next one reads on from the last position that it stored."""
-        silent, patience = 0, START_BEATS
-        while silent < patience:
-            self._spoke = False
-            await asyncio.sleep(self._beat_s)
-            if self._spoke:
-                silent, patience = 0, SILENT_BEATS
-            else:
-                silent += 1
-                link.send(Ask())
-        log.error("the recorder has not answered for %g s; replacing it", silent * self._beat_s)
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+                recorder.link.send(Finish(self._drain_s))
+            try:
+                async for news in recorder.news():
+                    self._hear(news)
+                return await recorder.ended()
+            finally:
+                self._child = None
 
     def _hear(self, news: News) -> None:
-        self._spoke = True
         if news.progress is not None:
             self.progress = news.progress
         self._metrics.others.add(SOURCE, news.report)

@@ -1,4 +1,4 @@
-"""The parent of several workers: starts them, starts again what dies, passes signals on, and adds up what they count.
+"""The parent of several workers: starts them, starts again what dies or hangs, passes signals on, and adds up what they count.
 
 It serves nobody and imports little. All workers accept on the sockets that it opened, so while one is down the others have its
 callers. Engines run once, under it. A worker lives no longer than the parent.
@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 import time
-from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -24,8 +23,8 @@ import click
 from gateway import logs
 from gateway.access.admin_key import load_admin_key
 from gateway.access.pepper import load_pepper
+from gateway.child import BEAT_S, Child, child
 from gateway.metrics_sum import MetricsSum, Report, Sample
-from gateway.process_link import Link, open_link
 from gateway.serve.banner import FirstRun, banner
 from gateway.serve.engines import Engines
 from gateway.serve.errors import StartError
@@ -44,7 +43,9 @@ END_S: Final = 30.0
 """Beyond the grace of running requests, a worker has this long to ship its journal and end."""
 FAIRNESS: Final = {"UV_TCP_SINGLE_ACCEPT": "1"}
 """Has libuv leave the next connection to another worker after each one that it accepts: without it one takes a whole burst."""
+COMMAND: Final = (sys.executable, "-m", "gateway.serve.worker")
 ENGINE_RESTARTS: Final = "metergate_engine_restarts"
+WORKER_RESTARTS: Final = "metergate_worker_restarts"
 BACKOFF_FIRST_S: Final = 0.2
 BACKOFF_LAST_S: Final = 10.0
 STEADY_S: Final = 60.0
@@ -59,23 +60,21 @@ class Worker:
         self.counted = asyncio.Event()
         self.restarts = 0
         self._fleet = fleet
-        self._process: Process | None = None
-        self._link: Link[News] | None = None
+        self._child: Child[News] | None = None
 
     @property
     def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
+        return None if self._child is None else self._child.pid
 
     def send(self, message: EngineAt | Ask | Total | Stop) -> bool:
         """Whether there is somebody to hear it."""
-        if self._link is not None:
-            self._link.send(message)
-        return self._link is not None
+        if self._child is not None:
+            self._child.link.send(message)
+        return self._child is not None
 
     def signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
+        if self._child is not None:
+            self._child.signal(number)
 
     async def keep_running(self) -> None:
         """Raises `StartError` when it ends before it has served at all."""
@@ -92,37 +91,30 @@ class Worker:
             log.error("%s ended with status %d; starting it again", self.name, status)
             backoff_s = min(backoff_s * 2, BACKOFF_LAST_S)
             self.restarts += 1
+            self._fleet.count("workers", WORKER_RESTARTS)
 
     async def _run_once(self) -> int:
         """One life of the process: its exit status."""
-        ours, its = socket.socketpair()
-        descriptors = self._fleet.descriptors
-        with its:
-            self._process = process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "gateway.serve.worker", str(its.fileno()),
-                stdin=DEVNULL, pass_fds=(its.fileno(), *descriptors), env={**os.environ, **FAIRNESS},
-            )  # fmt: skip
-        link = await open_link(ours, read_news)
-        try:
-            link.send(Work(self._fleet.config, descriptors))
-            self._link = link
-            for engine in self._fleet.engine_news.values():
-                link.send(engine)
-            if self._fleet.stopping:
-                link.send(Stop())
-            while (news := await link.receive()) is not None:
-                self._hear(news)
-            return await process.wait()
-        finally:
-            self._link = None
-            link.close()
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-            self._process = None
-            self._fleet.figures.leave(self.name)
-            self.counted.set()
+        fleet = self._fleet
+        life = child(
+            self.name, COMMAND, read_news, Ask(), beat_s=fleet.beat_s, descriptors=fleet.descriptors,
+            environ={**os.environ, **FAIRNESS},
+        )  # fmt: skip
+        async with life as worker:
+            worker.link.send(Work(fleet.config, fleet.descriptors))
+            self._child = worker
+            for engine in fleet.engine_news.values():
+                worker.link.send(engine)
+            if fleet.stopping:
+                worker.link.send(Stop())
+            try:
+                async for news in worker.news():
+                    self._hear(news)
+                return await worker.ended()
+            finally:
+                self._child = None
+                fleet.figures.leave(self.name)
+                self.counted.set()
 
     def _hear(self, news: News) -> None:
         match news:
@@ -138,10 +130,13 @@ class Worker:
 class Fleet:
     """The workers and what they have in common."""
 
-    def __init__(self, config: Path | None, listeners: Sequence[socket.socket], workers: int) -> None:
+    def __init__(
+        self, config: Path | None, listeners: Sequence[socket.socket], workers: int, beat_s: float = BEAT_S
+    ) -> None:
         self.config = None if config is None else str(config)
         self.descriptors = [listener.fileno() for listener in listeners]
         self.address = address_of(listeners[0])
+        self.beat_s = beat_s
         self.figures = MetricsSum()
         self.engine_news: dict[str, EngineAt] = {}
         self.workers = [Worker(number, self) for number in range(1, workers + 1)]
@@ -181,10 +176,9 @@ class Fleet:
         for worker in self.workers:
             worker.send(news)
 
-    def count_restart(self, provider: str) -> None:
-        """A bundled engine was started again: that is this process's to count."""
-        sample = Sample(ENGINE_RESTARTS, f"{ENGINE_RESTARTS}_total", (("provider", provider),), 1.0)
-        self.figures.add("engines", Report([sample], []))
+    def count(self, source: str, counter: str, *labels: tuple[str, str]) -> None:
+        """One more of what only this process sees."""
+        self.figures.add(source, Report([Sample(counter, f"{counter}_total", labels, 1.0)], []))
 
     def count_for(self, asker: Worker) -> None:
         task = asyncio.create_task(self._count_for(asker))
@@ -221,7 +215,7 @@ async def run_fleet(settings: Settings, config: Path | None, listeners: Sequence
     tasks = []
     try:
         await engines.apply(settings)
-        engines.attach(fleet.follow, fleet.count_restart)
+        engines.attach(fleet.follow, lambda name: fleet.count("engines", ENGINE_RESTARTS, ("provider", name)))
         watch = SettingsWatch(config, settings, engines.apply, lambda: fleet.pass_on(signal.SIGHUP))
         tasks.append(asyncio.create_task(watch.run(), name="settings"))
         tasks.append(asyncio.create_task(_welcome(settings, fleet, engines, first), name="welcome"))
