@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from .config import EngineConfig
-from .engine_core import EngineCore, Runner
+from .engine_core import EngineCore
 from .errors import EngineError, RanksLost
 from .heartbeat import Pulse
 from .messages import Beat, Failed, FrameBuffer, Progress, Ready, Start, StepDone, ToCore, frame
 from .parent_watch import exit_with_parent
+from .runner_protocol import Runner
 from .weights.model_store import resolve_model
 
 if TYPE_CHECKING:

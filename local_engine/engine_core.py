@@ -6,48 +6,34 @@ import logging
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .batch import ScheduledSequence, StepOutput
+from .batch import ScheduledSequence
 from .block_pool import BlockPool, root_hash
 from .compute_time import split, token_weight
 from .config import BLOCK_SIZE, EngineConfig
 from .errors import ConfigError, EngineError, RanksLost
 from .messages import Abort, AdapterDone, AddSequence, LoadAdapter, ResetPrefixCache, Stats, UnloadAdapter, Update
-from .run_ahead import Launcher, RunAhead
+from .news import NOTHING, News, update_of
+from .run_ahead import RunAhead
+from .runner_protocol import Runner
 from .scheduler import Scheduler, Share
 from .sequence import FinishReason, Sequence
 from .speculation import Speculator
 from .step_budget import StepBudget
-from .token_logprobs import TokenLogprobs
 
 if TYPE_CHECKING:
-    from .adapters import Adapter
     from .grammars import Compilation, GrammarCompiler
 
 log = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 3
 """So many failing steps in a row mean that the device is lost, not that a request was bad."""
-
-
 NO_TOKEN = (
     "The model computed NaN for this request, or its parameters forbid every token; the engine goes on with the others."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """What one step has to tell about a sequence."""
-
-    tokens: list[int]
-    logprobs: list[TokenLogprobs]
-    prompt_logprobs: list[TokenLogprobs]
-
-
-_NOTHING = News([], [], [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +43,6 @@ class Held:
     sequence: Sequence
     message: AddSequence
     compilation: Compilation
-
-
-class Runner(Protocol):
-    """The seam to the model (runner.py)."""
-
-    num_blocks: int
-    vocab_size: int
-    max_model_len: int
-    window: int | None
-    """Tokens that every layer looks back on, the current one included; None where some layer sees everything."""
-
-    adapters: dict[str, Adapter]
-    """By name; a request names only these."""
-
-    def load_adapter(self, name: str, folder: str) -> None:
-        """Raises `ModelError`."""
-
-    def unload_adapter(self, name: str) -> None: ...
-
-    @property
-    def launcher(self) -> Launcher | None:
-        """None where a step is computed while it is waited for."""
-
-    def execute(self, batch: Seq[ScheduledSequence]) -> StepOutput: ...
 
 
 class EngineCore:
@@ -157,7 +119,7 @@ class EngineCore:
         news = self._compute(shares) if shares else {}
         if shares:
             elapsed_us = (time.perf_counter_ns() - began) // 1_000
-            weights = [token_weight(share.count, _sampled(news.get(share.sequence.id))) for share in shares]
+            weights = [token_weight(share.count, bool(news.get(share.sequence.id, NOTHING).tokens)) for share in shares]
             for share, part_us in zip(shares, split(elapsed_us, weights), strict=True):
                 share.sequence.compute_us += part_us
             self._busy_us += elapsed_us
@@ -165,7 +127,7 @@ class EngineCore:
             self._judge_drafts(running, shares, news, elapsed_us)
         moved = [share.sequence for share in shares if share.sequence.id in news or share.sequence.error]
         ended, self._ended = self._ended, []
-        return [_update(sequence, news.get(sequence.id, _NOTHING)) for sequence in (*moved, *ended)]
+        return [update_of(sequence, news.get(sequence.id, NOTHING)) for sequence in (*moved, *ended)]
 
     def _judge_drafts(self, running: int, shares: list[Share], news: dict[int, News], elapsed_us: int) -> None:
         """Tells the speculator of a step in which everybody decoded."""
@@ -394,29 +356,3 @@ def _failure_words(error: Exception, tokens: int) -> str:
             "more room by --gpu-memory-utilization."
         )
     return f"The engine failed to compute this step: {name}: {error}"
-
-
-def _sampled(news: News | None) -> bool:
-    return news is not None and bool(news.tokens)
-
-
-def _update(sequence: Sequence, news: News) -> Update:
-    return Update(
-        id=sequence.id,
-        tokens=news.tokens,
-        compute_us=sequence.compute_us,
-        cached_tokens=sequence.cached_tokens or 0,
-        finish_reason=sequence.finish_reason,
-        stop_token=sequence.stop_token,
-        error=sequence.error,
-        logprobs=news.logprobs,
-        prompt_logprobs=news.prompt_logprobs,
-        embedding=_embedding(sequence),
-    )
-
-
-def _embedding(sequence: Sequence) -> list[float]:
-    if sequence.pooled is None or sequence.finish_reason is not FinishReason.STOP:
-        return []
-    tokens = len(sequence.prompt) if sequence.params.pooling == "mean" else 1
-    return [float(value) for value in sequence.pooled / tokens]

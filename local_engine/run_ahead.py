@@ -10,26 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
 
 from .batch import ScheduledSequence, StepOutput
+from .runner_protocol import Flight, Launcher
 from .scheduler import Scheduler, Share
 from .sequence import Sequence, Status
-
-
-class Flight(Protocol):
-    def collect(self) -> StepOutput:
-        """Waits for this step alone."""
-
-
-class Launcher(Protocol):
-    """A runner's, where it can (decode_step.py)."""
-
-    def takes_ahead(self, batch: Seq[ScheduledSequence]) -> bool:
-        """Whether it can launch such a step."""
-
-    def launch(self, batch: Seq[ScheduledSequence], feeds: Seq[int]) -> Flight:
-        """`feeds`: the row of the last launch whose token a sequence goes on with; -1: it brings its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from local_engine.config import EngineConfig
-from local_engine.engine_core import EngineCore, Runner
+from local_engine.engine_core import EngineCore
 from local_engine.errors import ModelError
 from local_engine.messages import AddSequence
 from local_engine.parallel.crew import Crew
@@ -20,6 +20,7 @@ from local_engine.parallel.group import Group
 from local_engine.parallel.leader import LeadingRunner
 from local_engine.parallel.shard import Shard
 from local_engine.runner import ModelRunner
+from local_engine.runner_protocol import Runner
 from local_engine.sampling_params import SamplingParams
 from local_engine.token_logprobs import TokenLogprobs
 
