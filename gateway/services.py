@@ -33,7 +33,7 @@ from gateway.price_drift import PriceDrift
 from gateway.rates.keeper import RateKeeper
 from gateway.routing.allowances import Allowances
 from gateway.routing.breaker import State
-from gateway.routing.routes import Router
+from gateway.routing.router import Router
 from gateway.settings import Settings
 from gateway.telemetry.target import Target
 from gateway.wallets import WalletKeeper

@@ -17,6 +17,7 @@ from msgspec import Raw
 from billing.usage import Usage
 from gateway import tokens
 from gateway.spoken import Gauge
+from gateway.upstream.shapes import Chunk, Head, given
 from gateway.upstream.usage import ENGINE_TIME, to_openai
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
@@ -29,39 +30,12 @@ _USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
 _ERROR: Final = re.compile(rb'"error"\s*:\s*[{"]')
 
 
-NULL: Final = Raw(b"null")
-"""A field that is absent and one that is null mean the same here."""
-
-
 class StreamBroken(Exception):
     """The upstream's stream cannot be read on: an event too large, or one that is no JSON. The message is for the log."""
 
 
-class _Part(msgspec.Struct):
-    usage: Raw = NULL
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Part] | None = None
-    usage: Raw = NULL
-    error: Raw = NULL
-    x_groq: _Part | None = None
-    service_tier: str | None = None
-
-
-class _Head(msgspec.Struct, omit_defaults=True):
-    """What a chunk made by us takes over from the stream's first chunk."""
-
-    id: str = ""
-    object: str = "chat.completion.chunk"
-    created: int = 0
-    model: str = ""
-    choices: list[Raw] = []
-    usage: Raw = NULL
-
-
-_event = msgspec.json.Decoder(_Event)
-_head = msgspec.json.Decoder(_Head)
+_event = msgspec.json.Decoder(Chunk)
+_head = msgspec.json.Decoder(Head)
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _encode = msgspec.json.Encoder().encode
 
@@ -81,10 +55,6 @@ def last_boundary(data: bytes | bytearray, start: int = 0) -> int:
     for match in _BOUNDARY.finditer(data, start):
         end = match.end()
     return end
-
-
-def given(raw: Raw) -> bool:
-    return bytes(raw) != b"null"
 
 
 def _next_mark(block: bytes, at: int) -> int:
@@ -216,13 +186,13 @@ class StreamScanner:
             }
         )
 
-    def _first_head(self) -> _Head:
+    def _first_head(self) -> Head:
         for event in re.split(rb"\r\n\r\n|\n\n|\r\r", self._first or b""):
             try:
                 return _head.decode(payload_of(event))
             except (msgspec.DecodeError, RecursionError):
                 continue
-        return _Head()
+        return Head()
 
     def _block(self, block: bytes) -> bytes:
         """One or more whole events."""
@@ -287,7 +257,7 @@ class StreamScanner:
             return b""
         return kept
 
-    def _find_usage(self, parsed: _Event) -> bytes | None:
+    def _find_usage(self, parsed: Chunk) -> bytes | None:
         if given(parsed.usage):
             return bytes(parsed.usage)
         for part in (*(parsed.choices or ()), parsed.x_groq):

@@ -26,7 +26,7 @@ from gateway.admin.roles import ROOT, Principal, Role
 from gateway.admission.admission import Admission
 from gateway.catalog import Catalog
 from gateway.price_drift import PriceDrift
-from gateway.routing.routes import Router
+from gateway.routing.router import Router
 from gateway.settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,8 @@ from billing.exchange import RateBook
 from billing.rating import Rated
 from billing.usage import Usage
 from gateway.admission import answers
-from gateway.admission.asking import Asked, Asking
+from gateway.admission.asked import Asked
+from gateway.admission.asking import Asking
 from gateway.admission.claims import BudgetWindow, Charge, Claim, Granted, Refused, Unseeded
 from gateway.admission.lease import Lease, actual_nano
 from gateway.admission.listener import BudgetListener

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
-
-from msgspec import Struct
 
 from billing.budgets import BudgetRow
 from billing.errors import NoPrice, NoRate, NoTerms, Unbounded
 from billing.rating import Payer
 from billing.spending import MOST
 from gateway.admission import answers
-from gateway.admission.claims import BudgetWindow, Charge, Claim, Scope
+from gateway.admission.asked import Asked, Standing
+from gateway.admission.claims import Charge, Claim, Scope
 from gateway.admission.limits import UNLIMITED
 from gateway.admission.periods import Periods
 from gateway.admission.reservation import OutputCap, PricedRoute, Reserve, worst_list_nano
@@ -30,37 +29,6 @@ R = TypeVar("R", bound=PricedRoute)
 
 USED_US: Final = 10_000_000
 """How often a budget period in use is reported as such."""
-
-
-class Standing(NamedTuple):
-    """What every request of one key has in common under one snapshot."""
-
-    identity: Identity
-    snapshot: Snapshot
-    payer: Payer
-    scopes: tuple[Scope, ...]
-    budgets: tuple[BudgetRow, ...]
-    hard: bool
-
-
-class Asked(Struct, Generic[R]):
-    """One request, as it is priced and claimed."""
-
-    standing: Standing
-    request_id: UUID
-    at_us: int
-    model_name: str
-    input_tokens: int
-    output_tokens: int
-    """All choices together."""
-    tokens: int
-    scopes: tuple[Scope, ...]
-    budgets: tuple[BudgetRow, ...]
-    routes: list[R]
-    costs: list[int]
-    """What each route can settle at, at most, in nano of the payer's currency."""
-    idle: list[BudgetWindow] = []
-    """Hard budgets and wallets that nobody has drawn on for a while: what the store knows of them may be old."""
 
 
 class Asking:

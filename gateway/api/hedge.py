@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from gateway.api import failures
@@ -58,11 +58,10 @@ class Landed:
         return self._first is None and (self._response is None or self._response.ended)
 
     async def aread(self) -> bytes:
-        return b"".join([piece async for piece in self.aiter_bytes()])
-
-    async def aiter_bytes(self) -> AsyncIterator[bytes]:
+        pieces = []
         while (piece := await self.read_chunk()) is not None:
-            yield piece
+            pieces.append(piece)
+        return b"".join(pieces)
 
     async def aclose(self) -> None:
         if self._response is not None:

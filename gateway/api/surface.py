@@ -12,10 +12,12 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw
+from mypy_extensions import mypyc_attr
 
 from gateway import errors
 from gateway.errors import ApiError, bad_request
 from gateway.upstream.base import Call
+from gateway.upstream.shapes import StreamOptions
 
 MOST_CHOICES: Final = 128
 MOST_TAGS: Final = 16
@@ -31,11 +33,7 @@ _boolean = msgspec.json.Decoder(bool | None)
 _number = msgspec.json.Decoder(float)
 
 
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
-_stream_options = msgspec.json.Decoder(_StreamOptions | None)
+_stream_options = msgspec.json.Decoder(StreamOptions | None)
 
 
 class Surface(Protocol):
@@ -46,6 +44,7 @@ class Surface(Protocol):
     def error_event(self, error: ApiError, call: Call) -> bytes: ...
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class OpenAIErrors:
     """Errors in OpenAI's shape, whole or in-band."""
 

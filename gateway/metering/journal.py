@@ -88,8 +88,8 @@ class Journal:
             if isinstance(error, JournalError):
                 raise
             raise _translated(error, f"cannot start the journal in {self.folder}") from error
-        self._thread = threading.Thread(target=self._run, name="journal-sync", daemon=True)
-        self._thread.start()
+        self._syncer = threading.Thread(target=self._run, name="journal-sync", daemon=True)
+        self._syncer.start()
 
     # ---- what the door calls ----
 
@@ -199,7 +199,7 @@ class Journal:
             self._stopped = True
             self._trouble = JournalBroken("the journal is stopped: the gateway is shutting down")
         self._wake.set()
-        self._thread.join()
+        self._syncer.join()
         try:
             os.ftruncate(self._descriptor, self._offset)
             self.flush()

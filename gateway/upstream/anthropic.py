@@ -13,7 +13,6 @@ from gateway.dialects import anthropic_from_chat
 from gateway.dialects.anthropic import TO_FINISH
 from gateway.dialects.reading import encode
 from gateway.errors import ApiError, bad_request
-from gateway.sse import NULL, given
 from gateway.upstream import policy
 from gateway.upstream.anthropic_stream import ChatScanner
 from gateway.upstream.anthropic_usage import from_anthropic, tier_in
@@ -23,6 +22,7 @@ from gateway.upstream.events import Scanner
 from gateway.upstream.openai import OpenAIAdapter
 from gateway.upstream.passing import PassingScanner
 from gateway.upstream.redact import ProviderError, read_error_object, redact
+from gateway.upstream.shapes import NULL, given
 
 if TYPE_CHECKING:
     from gateway.routing.provider import Provider

@@ -6,9 +6,10 @@ import msgspec
 from msgspec import Raw, Struct
 
 from gateway.dialects.anthropic import TO_FINISH
-from gateway.sse import NULL, StreamBroken, given, payload_of
+from gateway.sse import StreamBroken, payload_of
 from gateway.upstream.anthropic_usage import merge_usage, partial_usage, tier_in
 from gateway.upstream.events import EventScanner
+from gateway.upstream.shapes import NULL, given
 
 
 class _Delta(Struct):

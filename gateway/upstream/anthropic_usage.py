@@ -7,8 +7,9 @@ from msgspec import Raw, Struct
 
 from billing.usage import Usage
 from gateway.dialects.reading import encode
-from gateway.sse import StreamBroken, given
+from gateway.sse import StreamBroken
 from gateway.upstream.openai import tier_of
+from gateway.upstream.shapes import given
 from gateway.upstream.usage import Counts
 
 

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from billing.usage import Usage
 from gateway.dialects.reading import encode
-from gateway.sse import NULL, given
 from gateway.upstream.base import Adapter, Answer, BadAnswer, Call, Outgoing
 from gateway.upstream.errors import TransportError
 from gateway.upstream.openai import OpenAIAdapter
+from gateway.upstream.shapes import NULL, given
 from gateway.upstream.usage import ENGINE_TIME, from_engine
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from billing.usage import Usage
@@ -42,9 +42,6 @@ class OwnAnswer:
 
     async def aread(self) -> bytes:
         return self._body or b""
-
-    async def aiter_bytes(self) -> AsyncIterator[bytes]:
-        yield self._body or b""
 
     async def aclose(self) -> None:
         return None

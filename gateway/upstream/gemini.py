@@ -17,13 +17,14 @@ from gateway.dialects import gemini_from_chat
 from gateway.dialects.chat import Json
 from gateway.dialects.reading import encode
 from gateway.errors import ApiError, bad_request
-from gateway.sse import NULL, StreamBroken, given, payload_of
+from gateway.sse import StreamBroken, payload_of
 from gateway.upstream import policy
 from gateway.upstream.base import Adapter, Answer, BadAnswer, Call, Failure, Outgoing, delivered
 from gateway.upstream.chat_answers import whole_chat
 from gateway.upstream.events import EventScanner, Scanner
 from gateway.upstream.openai import OpenAIAdapter
 from gateway.upstream.redact import ProviderError, read_error
+from gateway.upstream.shapes import NULL, given
 from gateway.upstream.usage import Counts, shown
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ import asyncio
 import ssl
 import time
 import zlib
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, cast
+from collections.abc import Coroutine, Mapping
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -34,8 +33,7 @@ _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _MOST_TARGETS: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """Where connections go. `host_header` is what the provider reads, with the port where it is no default one."""
 
     host: str
@@ -242,10 +240,6 @@ class Http1Response:
         while (piece := await self.read_chunk()) is not None:
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    async def aiter_bytes(self) -> AsyncIterator[bytes]:
-        while (piece := await self.read_chunk()) is not None:
-            yield piece
 
     async def aclose(self) -> None:
         """Gives the connection back when the answer is complete, drops it when it is not. May be called twice."""

@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Raw
+from mypy_extensions import mypyc_attr
 
 from billing.usage import Usage
 from gateway import errors
 from gateway.errors import ApiError
-from gateway.sse import NULL, StreamScanner, given
+from gateway.sse import StreamScanner
 from gateway.upstream import policy, reshape
 from gateway.upstream.base import Adapter, Answer, BadAnswer, Call, Failure, Outgoing, delivered
 from gateway.upstream.estimate import estimate, read_estimate
 from gateway.upstream.redact import ProviderError, read_error, read_error_object, redact
+from gateway.upstream.shapes import WholeAnswer, given
 from gateway.upstream.usage import from_openai
 
 if TYPE_CHECKING:
@@ -38,13 +40,7 @@ _TRUE: Final = Raw(b"true")
 _INCLUDE_USAGE: Final = Raw(b'{"include_usage":true}')
 
 
-class _Whole(msgspec.Struct):
-    usage: Raw = NULL
-    error: Raw = NULL
-    service_tier: str | None = None
-
-
-_whole = msgspec.json.Decoder(_Whole)
+_whole = msgspec.json.Decoder(WholeAnswer)
 
 
 def tier_of(name: str | None) -> str:
@@ -55,6 +51,7 @@ def tier_of(name: str | None) -> str:
 _EMPTY: Final = Raw(b'""')
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class OpenAIAdapter:
     """`fields` of a call are sent as they came, but for the model's name, the request for usage, a cap and rule 32d."""
 

@@ -10,10 +10,10 @@ import msgspec
 from msgspec import Raw
 
 from billing.usage import Usage
-from gateway.sse import NULL, given
 from gateway.upstream import policy
 from gateway.upstream.base import Adapter, Answer, BadAnswer, Call, Outgoing
 from gateway.upstream.openai import OpenAIAdapter
+from gateway.upstream.shapes import NULL, given
 from gateway.upstream.usage import Counts
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ from gateway import tokens
 from gateway.dialects.anthropic import usage_object
 from gateway.dialects.reading import encode
 from gateway.spoken import Gauge
-from gateway.sse import NULL, StreamBroken, given, payload_of
+from gateway.sse import StreamBroken, payload_of
 from gateway.upstream.anthropic_usage import merge_usage, partial_usage, tier_in
 from gateway.upstream.events import EventScanner
+from gateway.upstream.shapes import NULL, given
 
 _MARKS = (b'"usage"', b'"message_stop"', b'"error"', b'"message_delta"')
 

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.errors import ApiError, bad_request
+from gateway.upstream.shapes import Tool
 
 FUNCTION_TOOLS: Final = frozenset({"function", "custom"})
 GOOGLES: Final = frozenset({"thinking_config", "thought_tag_marker"})
@@ -45,11 +46,7 @@ SHORT_RETENTION: Final = frozenset({b"null", b'"in_memory"', b'"in-memory"'})
 _FALSE: Final = Raw(b"false")
 
 
-class _Tool(msgspec.Struct):
-    type: str = "function"
-
-
-_tools = msgspec.json.Decoder(list[_Tool])
+_tools = msgspec.json.Decoder(list[Tool])
 _text = msgspec.json.Decoder(str)
 
 _object = msgspec.json.Decoder(dict[str, dict[str, Raw]] | None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -55,10 +55,6 @@ class ReqwestResponse:
         except PyreqwestError as error:
             raise _translated(error) from error
         return None if chunk is None else bytes(chunk)
-
-    async def aiter_bytes(self) -> AsyncIterator[bytes]:
-        while (chunk := await self.read_chunk()) is not None:
-            yield chunk
 
     async def aclose(self) -> None:
         await self._context.__aexit__(None, None, None)

@@ -8,7 +8,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from gateway.sse import NULL, given, payload_of
+from gateway.sse import payload_of
+from gateway.upstream.shapes import NULL, given
 
 _EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _any = msgspec.json.Decoder(dict[str, Any])

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from billing.usage import Usage
+from gateway.upstream.shapes import CompletionDetails, PromptDetails, Reported, Timed
 
 MOST_TOKENS: Final = 10**12
 """A single request beyond this is a provider's mistake; the product with any price still fits an amount's 64 bits or says so."""
@@ -23,41 +24,11 @@ SHOWN_BELOW: Final = 2**64
 """A flaw shows a count up to this; the digits of a longer one say nothing and would fill the journal."""
 
 
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-    audio_tokens: int | None = None
-    image_tokens: int | None = None
-    cache_write_tokens: int | None = None
-
-
-class _CompletionDetails(msgspec.Struct):
-    reasoning_tokens: int | None = None
-    audio_tokens: int | None = None
-    image_tokens: int | None = None
-
-
-class _Reported(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    total_tokens: int | None = None
-    prompt_cache_hit_tokens: int | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-    completion_tokens_details: _CompletionDetails | None = None
-
-
-class _Metergate(msgspec.Struct):
-    compute_us: int | None = None
-
-
-class _Timed(msgspec.Struct):
-    metergate: _Metergate | None = None
-
-
-_decoder = msgspec.json.Decoder(_Reported, strict=False)
-_timed = msgspec.json.Decoder(_Timed)
+_decoder = msgspec.json.Decoder(Reported, strict=False)
+_timed = msgspec.json.Decoder(Timed)
 _encode = msgspec.json.Encoder().encode
-_NO_PROMPT: Final = _PromptDetails()
-_NO_COMPLETION: Final = _CompletionDetails()
+_NO_PROMPT: Final = PromptDetails()
+_NO_COMPLETION: Final = CompletionDetails()
 
 
 def shown(count: int) -> str:
@@ -115,7 +86,7 @@ def from_engine(raw: bytes) -> Usage | None:
     return msgspec.structs.replace(usage, compute_us=spent_us, flaw=counts.flaw)
 
 
-def _plain(reported: _Reported) -> Usage | None:
+def _plain(reported: Reported) -> Usage | None:
     """The common case: nothing but prompt and completion, and the total agrees."""
     prompt, completion = reported.prompt_tokens or 0, reported.completion_tokens or 0
     if reported.prompt_cache_hit_tokens or not (0 <= prompt <= MOST_TOKENS and 0 <= completion <= MOST_TOKENS):
@@ -125,7 +96,7 @@ def _plain(reported: _Reported) -> Usage | None:
     return Usage(input=prompt, output=completion)
 
 
-def _detailed(reported: _Reported) -> Usage:
+def _detailed(reported: Reported) -> Usage:
     counts = Counts()
     prompt_details = reported.prompt_tokens_details or _NO_PROMPT
     completion_details = reported.completion_tokens_details or _NO_COMPLETION
@@ -161,7 +132,7 @@ def _detailed(reported: _Reported) -> Usage:
     )
 
 
-def _outside(reported: _Reported, prompt: int, completion: int, reasoning: int, counts: Counts) -> int:
+def _outside(reported: Reported, prompt: int, completion: int, reasoning: int, counts: Counts) -> int:
     """Reasoning that the provider counted beside `completion_tokens`, as xAI does: the parts add up only with it.
 
     A total that they do not add up to is a flaw. It says nothing about which part is wrong, so nothing is derived from it.

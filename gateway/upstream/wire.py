@@ -6,7 +6,7 @@ kin) goes by `reqwest.py`, which speaks to proxies; the seam is the same.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -35,7 +35,6 @@ class UpstreamResponse(Protocol):
         ...
 
     async def aread(self) -> bytes: ...
-    def aiter_bytes(self) -> AsyncIterator[bytes]: ...
     async def aclose(self) -> None: ...
 
 

@@ -20,7 +20,7 @@ from gateway.admission.admission import Admission
 from gateway.admission.build import build_admission
 from gateway.catalog import Catalog
 from gateway.price_drift import PriceDrift
-from gateway.routing.routes import Router
+from gateway.routing.router import Router
 from gateway.settings import Settings, load_settings
 
 ADMIN_KEY = "admin-key-of-the-tests"

@@ -31,7 +31,7 @@ from gateway.admission.build import build_admission
 from gateway.catalog import Catalog
 from gateway.database import upgrade
 from gateway.price_drift import PriceDrift
-from gateway.routing.routes import Router
+from gateway.routing.router import Router
 from gateway.settings import load_settings
 from tests.e2e.product import ROOT, Product, until
 from tests.gateway.admin.conftest import Gateway, Operator

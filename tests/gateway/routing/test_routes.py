@@ -8,7 +8,7 @@ import pytest
 
 from gateway.errors import ApiError
 from gateway.routing.breaker import CONSECUTIVE
-from gateway.routing.routes import Router
+from gateway.routing.router import Router
 from gateway.settings import ModelSettings, ProviderSettings, RouteSettings, Settings
 
 

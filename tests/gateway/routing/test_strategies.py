@@ -19,7 +19,8 @@ from gateway.api.chat import ChatCompletions
 from gateway.routing.costs import CatalogView
 from gateway.routing.pace import HALF_S, Pace
 from gateway.routing.prefix import prefix_of
-from gateway.routing.routes import Asker, Route, Router
+from gateway.routing.router import Router
+from gateway.routing.routes import Asker, Route
 from gateway.routing.strategies import LEAST_LOAD, OVERLOAD
 from gateway.settings import ModelSettings, ProviderSettings, RouteSettings, Settings
 from gateway.upstream.base import Call

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.routing.routes import Router
+from gateway.routing.router import Router
 from gateway.serve.engines import Engines
 from gateway.serve.reload import SettingsWatch
 from gateway.settings import Settings, load_settings
