@@ -3,3 +3,7 @@
 import sys
 
 sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]  # importing it fails, as where it is not installed
+
+from gateway import compiled  # noqa: E402  # httpx must not be imported before the line above
+
+compiled.activate()

@@ -1,0 +1,68 @@
+"""`metergate compile`: makes the compiled form of the request's path (`gateway/compiled.py`).
+
+It needs mypy (`pip install 'metergate[compile]'`) and a C compiler, takes a minute or two, and is done once an installation.
+The work is a process of its own (`python -m gateway.compiling FOLDER`): setuptools wants a working directory to itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from gateway.compiled import MODULES, ROOT, digest, folder, source_of
+
+
+class CannotCompile(Exception):
+    """The message says what is missing, or shows the end of what the compiler said."""
+
+
+def compile_path(*, again: bool = False) -> Path:
+    """The folder of the compiled modules, made now unless it is there (`again`: in any case). Older ones are deleted.
+
+    Raises `CannotCompile`; whatever was compiled before stays in use as far as it fits the sources.
+    """
+    final = folder(digest())
+    if final.is_dir() and not again:
+        return final
+    if find_spec("mypyc") is None or find_spec("setuptools") is None:
+        raise CannotCompile("mypy and setuptools are needed: pip install 'metergate[compile]'")
+    if shutil.which(os.environ.get("CC", "cc")) is None and shutil.which("gcc") is None:
+        raise CannotCompile("a C compiler is needed: apt-get install gcc (and the headers of Python, python3-dev)")
+    try:
+        final.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise CannotCompile(f"{final.parent} cannot be written: {error.strerror}") from error
+    with tempfile.TemporaryDirectory(dir=final.parent, prefix="making-") as made:
+        command = [sys.executable, "-m", "gateway.compiling", made]
+        environment = {**os.environ, "METERGATE_COMPILED": "off", "PYTHONPATH": str(ROOT)}
+        run = subprocess.run(command, cwd=made, env=environment, capture_output=True, text=True, check=False)
+        if run.returncode:
+            raise CannotCompile(f"compiling failed:\n{(run.stdout + run.stderr)[-3000:]}")
+        for older in final.parent.iterdir():
+            if older != Path(made):
+                shutil.rmtree(older, ignore_errors=True)
+        os.rename(Path(made) / "lib", final)
+    return final
+
+
+def _build(made: Path) -> None:
+    from mypyc.build import mypycify
+    from setuptools import setup
+
+    os.chdir(ROOT)  # names of modules are made from paths relative to it
+    sources = [str(source_of(module).relative_to(ROOT)) for module in MODULES]
+    quietly = ["--config-file=", f"--cache-dir={made / 'types'}", "--no-warn-unused-configs"]
+    extensions = mypycify(
+        [*quietly, *sources], opt_level="1", debug_level="0", multi_file=True, target_dir=str(made / "c")
+    )
+    places = ["--build-lib", str(made / "lib"), "--build-temp", str(made / "objects")]
+    setup(name="metergate-compiled", packages=[], ext_modules=extensions, script_args=["-q", "build_ext", *places])
+
+
+if __name__ == "__main__":
+    _build(Path(sys.argv[1]))
