@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from hypothesis import HealthCheck, settings
 
 # Read by triton when it is first imported, by whichever test: its kernels then run on the CPU, in the interpreter.
 os.environ["TRITON_INTERPRET"] = "1"
+
+# Compiled once, not anew in each of the hundreds of processes that the tests start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 settings.register_profile("laws", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("laws")
