@@ -9,27 +9,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..batch import BLOCK, StepLayout
-from ..linear import FLOATS, GROUP, PANEL, Panels, StoredWeight, pack
+from ..batch import StepLayout
+from ..linear import FLOATS, GROUP, PANEL
 from ..low_rank import AdapterPairs, adapt_rows
 from ..operations import Attention, Experts, Matrix, choose_experts
 from ..quantised_weight import Weight, as_stored
 from ..sampling import DrawSettings
-from . import attention, elementwise, linear, sampling, shared_prefix
-from .int8_weights import GROUP_BYTES, ByteMatrix, pack_bytes, row_bytes
+from . import attention, elementwise, linear, shared_prefix
+from .drawing import Drawing
+from .int8_weights import ByteMatrix, row_bytes
 from .onednn import OneDnnMatrix
 from .pairs import WIDE, PairMatrix, pack_pairs
+from .panels import PanelMatrix, kernel_of, pack_panels
+from .step_inputs import StepInputs
 from .tape import Tape, float_bits
-from .work_items import attention_items
 
-_LINEAR = {
-    "f32": linear.linear_f32,
-    "bf16": linear.linear_bf16,
-    "f16": linear.linear_f16,
-    "q8_0": linear.linear_q8_0,
-    "q4_1": linear.linear_q4_1,
-    "q4_0": linear.linear_q4_0,
-}
 _ATTEND = {torch.float32: attention.attend_f32, torch.bfloat16: attention.attend_bf16}
 _ATTEND_PREFIX = {torch.float32: shared_prefix.attend_prefix_f32, torch.bfloat16: shared_prefix.attend_prefix_bf16}
 _CACHE_STORAGE = {torch.float32: 0, torch.bfloat16: 1}
@@ -37,17 +31,6 @@ Program = list[Tape | Callable[[], None]]
 """Tapes, with calls into torch between them."""
 TASKS_PER_THREAD = 8
 """Tasks of a matrix per thread: enough to even out a thread that the system has put aside, few enough to stay cheap."""
-
-
-class PanelMatrix:
-    """One matrix as runs of panels; several where its parts are stored differently."""
-
-    def __init__(self, runs: list[Panels | ByteMatrix]) -> None:
-        self.runs = runs
-
-    @property
-    def outputs(self) -> int:
-        return sum(run.outputs for run in self.runs)
 
 
 class CpuOperations:
@@ -79,17 +62,11 @@ class CpuOperations:
         self._narrowed: set[int] = set()
         self.threads, self.capacity = threads, capacity
         self._columns = -(-max_context // PANEL) * PANEL
-        self._header: NDArray[np.int64] = np.zeros(3, dtype=np.int64)
-        self._positions: NDArray[np.int64] = np.zeros(capacity, dtype=np.int64)
-        self._slots: NDArray[np.int64] = np.zeros(capacity, dtype=np.int64)
-        self._items: NDArray[np.int64] = np.zeros((capacity, 5), dtype=np.int64)
-        self._prefixes: NDArray[np.int64] = np.zeros((capacity, 4), dtype=np.int64)
-        self._members: NDArray[np.int64] = np.zeros(capacity, dtype=np.int64)
+        self._step = StepInputs(capacity, max_context)
         self._marks: NDArray[np.float32] = np.zeros(0, dtype=np.float32)
-        self._tables: NDArray[np.int64] = np.zeros((capacity, -(-max_context // BLOCK)), dtype=np.int64)
         self._scratch = torch.zeros(threads * linear.SCRATCH_BYTES, dtype=torch.uint8)
         self._attention_scratch: torch.Tensor | None = None
-        self._sampling_scratch: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
+        self._drawing = Drawing(threads)
         self._logits: NDArray[np.float32] = np.empty(0, dtype=np.float32)
         self._recorded: dict[Callable[[], None], Program] = {}
         self._recording: Program | None = None
@@ -110,14 +87,7 @@ class CpuOperations:
             return OneDnnMatrix(whole, self._packed_float)
         if self._pairs and storages == {"bf16"}:
             return pack_pairs(whole)
-        if len(storages) == 1:
-            return PanelMatrix([self._run_of(whole)])
-        return PanelMatrix([self._run_of([part]) for part in whole])
-
-    def _run_of(self, parts: list[StoredWeight]) -> Panels | ByteMatrix:
-        """Parts of one storage. Another run may follow only where this one fills its panels."""
-        whole = sum(part.shape[0] for part in parts) % WIDE == 0
-        return pack_bytes(parts) if self._int8 and parts[0].storage in GROUP_BYTES and whole else pack(parts)
+        return pack_panels(whole, int8=self._int8)
 
     def vector(self, values: torch.Tensor, exact: bool = False) -> torch.Tensor:
         return values.float().contiguous()
@@ -130,7 +100,7 @@ class CpuOperations:
             forward()
             self._recording = None
             self._recorded[forward] = program
-        self._place(layout)
+        self._step.place(layout)
         self._adapted = layout.rows_by_adapter()
         self._replay(program)
 
@@ -140,18 +110,6 @@ class CpuOperations:
                 piece.run(self.threads)
             else:
                 piece()
-
-    def _place(self, layout: StepLayout) -> None:
-        """Copies what changes from step to step to where the tape reads it."""
-        tokens = layout.tokens
-        work = attention_items(layout)
-        self._positions[:tokens] = layout.positions.numpy()
-        self._slots[:tokens] = layout.slots.numpy()
-        self._tables[: layout.sequences, : layout.block_tables.shape[1]] = layout.block_tables.numpy()
-        self._items[: len(work.items)] = work.items
-        self._prefixes[: len(work.prefixes)] = work.prefixes
-        self._members[: len(work.members)] = work.members
-        self._header[:] = tokens, len(work.items), len(work.prefixes)
 
     def _record(self) -> Tape:
         """The tape to add to: the last piece of the program, or a new one after a call to oneDNN."""
@@ -163,7 +121,7 @@ class CpuOperations:
         return tape
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, add: bool = False) -> None:
-        self._add_norm(self._record(), self._header, x, weight, eps, out, add)
+        self._add_norm(self._record(), self._step.header, x, weight, eps, out, add)
 
     def _add_norm(
         self,
@@ -184,18 +142,18 @@ class CpuOperations:
     def head_norm(self, qkv: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
         heads, size = weight.shape
         arguments = [qkv.data_ptr(), _stride(qkv), weight.data_ptr(), heads, size, float_bits(eps)]
-        self._record().add(elementwise.head_norm, self._header, arguments, (qkv, weight))
+        self._record().add(elementwise.head_norm, self._step.header, arguments, (qkv, weight))
 
     def add_bias(self, x: torch.Tensor, bias: torch.Tensor) -> None:
         arguments = [x.data_ptr(), _stride(x), bias.data_ptr(), bias.shape[0]]
-        self._record().add(elementwise.add_bias, self._header, arguments, (x, bias))
+        self._record().add(elementwise.add_bias, self._step.header, arguments, (x, bias))
 
     def linear(self, x: torch.Tensor, weight: Matrix, out: torch.Tensor, add: bool = False) -> None:
         if isinstance(weight, OneDnnMatrix):
             assert self._recording is not None, "outside run()"
-            self._recording.append(lambda: weight.apply(x[: self._header[0]], out[: self._header[0]], add))
+            self._recording.append(lambda: weight.apply(x[: self._step.header[0]], out[: self._step.header[0]], add))
         else:
-            self._add_linear(self._record(), self._header, x, weight, out, add)
+            self._add_linear(self._record(), self._step.header, x, weight, out, add)
 
     def _add_linear(
         self, tape: Tape, header: NDArray[np.int64], x: torch.Tensor, weight: Matrix, out: torch.Tensor, add: bool
@@ -215,8 +173,7 @@ class CpuOperations:
                 source.data_ptr(), _stride(source), run.data.data_ptr(), run.groups, run.panels,
                 out.data_ptr() + 4 * column, _stride(out), int(add), per_task, self._scratch.data_ptr(),
             ]  # fmt: skip
-            function = _int8_linear(run.storage) if isinstance(run, ByteMatrix) else _LINEAR[run.storage]
-            tape.add(function, header, arguments, (source, run, out))
+            tape.add(kernel_of(run), header, arguments, (source, run, out))
             column += run.outputs
 
     def _round(self, tape: Tape, header: NDArray[np.int64], x: torch.Tensor) -> torch.Tensor:
@@ -272,16 +229,17 @@ class CpuOperations:
         keys, values = caches
         _, kv_heads, _, size = keys.shape
         arguments = [
-            qkv.data_ptr(), _stride(qkv), cos.data_ptr(), sin.data_ptr(), self._positions.ctypes.data,
-            self._slots.ctypes.data, keys.data_ptr(), values.data_ptr(), how.heads, kv_heads, size,
+            qkv.data_ptr(), _stride(qkv), cos.data_ptr(), sin.data_ptr(), self._step.positions.ctypes.data,
+            self._step.slots.ctypes.data, keys.data_ptr(), values.data_ptr(), how.heads, kv_heads, size,
             _CACHE_STORAGE[keys.dtype], self._scratch.data_ptr(),
         ]  # fmt: skip
-        self._record().add(elementwise.rotary_write, self._header, arguments, (qkv, tables, caches))
+        self._record().add(elementwise.rotary_write, self._step.header, arguments, (qkv, tables, caches))
 
     def attention(
         self, qkv: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], how: Attention, out: torch.Tensor
     ) -> None:
         keys, values = caches
+        step = self._step
         _, kv_heads, _, size = keys.shape
         per_thread = max(attention.TILE, shared_prefix.TILE) * (2 * size + self._columns) * 4
         if self._attention_scratch is None:
@@ -289,7 +247,7 @@ class CpuOperations:
             self._marks = np.zeros(self.capacity * how.heads * 2, dtype=np.float32)
         where = [
             qkv.data_ptr(), _stride(qkv), out.data_ptr(), _stride(out), keys.data_ptr(), values.data_ptr(),
-            self._tables.ctypes.data, self._tables.strides[0],
+            step.tables.ctypes.data, step.tables.strides[0],
         ]  # fmt: skip
         sizes = [
             how.heads, kv_heads, size, float_bits(how.scale), self._attention_scratch.data_ptr(), per_thread, self._columns,
@@ -300,10 +258,10 @@ class CpuOperations:
             from .bfloat16 import attend_pairs as attend
             from .bfloat16 import attend_prefix_pairs as attend_prefix
         if not how.window:
-            arguments = [*where, self._prefixes.ctypes.data, *sizes, softcap, self._members.ctypes.data, marks]
-            self._record().add(attend_prefix, self._header, arguments, (qkv, caches, out))
-        arguments = [*where, self._items.ctypes.data, *sizes, how.window or 0, softcap, *self._twin(out), marks]
-        self._record().add(attend, self._header, arguments, (qkv, caches, out))
+            arguments = [*where, step.prefixes.ctypes.data, *sizes, softcap, step.members.ctypes.data, marks]
+            self._record().add(attend_prefix, step.header, arguments, (qkv, caches, out))
+        arguments = [*where, step.items.ctypes.data, *sizes, how.window or 0, softcap, *self._twin(out), marks]
+        self._record().add(attend, step.header, arguments, (qkv, caches, out))
 
     def silu_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
         self._gated(elementwise.silu_mul, gate_up, out)
@@ -313,7 +271,7 @@ class CpuOperations:
 
     def _gated(self, function: Any, gate_up: torch.Tensor, out: torch.Tensor) -> None:
         arguments = [gate_up.data_ptr(), _stride(gate_up), out.data_ptr(), _stride(out), out.shape[1], *self._twin(out)]
-        self._record().add(function, self._header, arguments, (gate_up, out))
+        self._record().add(function, self._step.header, arguments, (gate_up, out))
 
     def mixture(self, x: torch.Tensor, experts: Experts, out: torch.Tensor) -> None:
         assert self._recording is not None, "outside run()"
@@ -324,13 +282,13 @@ class CpuOperations:
         taken, _, _, result = buffers
 
         def run() -> None:
-            tokens = int(self._header[0])
+            tokens = int(self._step.header[0])
             for expert, rows, weights in choose_experts(scores[:tokens], experts):
-                count = self._header[0] = len(rows)
+                count = self._step.header[0] = len(rows)
                 taken[:count] = x[rows]
                 self._replay(programs[id(expert)])
                 out.index_add_(0, rows, result[:count] * weights[:, None])
-            self._header[0] = tokens
+            self._step.header[0] = tokens
 
         self._recording.append(run)
 
@@ -355,7 +313,7 @@ class CpuOperations:
 
     def call(self, function: Callable[[int], None]) -> None:
         assert self._recording is not None, "outside run()"
-        self._recording.append(lambda: function(int(self._header[0])))
+        self._recording.append(lambda: function(int(self._step.header[0])))
 
     def logits(self, x: torch.Tensor, norm: torch.Tensor, eps: float, head: Matrix) -> torch.Tensor:
         rows, width = x.shape[0], -(-head.outputs // WIDE) * WIDE
@@ -388,37 +346,12 @@ class CpuOperations:
         return None
 
     def draw(self, logits: torch.Tensor, settings: DrawSettings) -> list[int | None]:
-        rows, size = logits.shape
-        width = -(-size // PANEL) * PANEL
-        if logits.stride(0) % PANEL or logits.stride(1) != 1 or logits.stride(0) < width:
-            logits = torch.nn.functional.pad(logits, (0, width - size))
-        values = np.array(
-            [settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.uniform], dtype=np.float64
-        ).T.copy()
-        tokens: NDArray[np.int64] = np.empty(rows, dtype=np.int64)
-        per_thread = (2 * width + PANEL) * 4
-        if len(self._sampling_scratch) < self.threads * per_thread:
-            self._sampling_scratch = np.zeros(self.threads * per_thread, dtype=np.uint8)
-        header = np.array([rows, 0], dtype=np.int64)
-        arguments = [
-            logits.data_ptr(), _stride(logits), size, values.ctypes.data, tokens.ctypes.data,
-            self._sampling_scratch.ctypes.data, per_thread,
-        ]  # fmt: skip
-        tape = Tape(1)
-        tape.add(sampling.draw, header, arguments, (logits, values, tokens))
-        tape.run(min(self.threads, rows))
-        return [None if token < 0 else token for token in tokens.tolist()]
+        return self._drawing.draw(logits, settings)
 
 
 def fits(widths: Sequence[int], head_dim: int) -> bool:
     """True when these kernels can serve a model whose matrices have inputs of such widths."""
     return all(width % GROUP == 0 for width in widths) and head_dim % PANEL == 0
-
-
-def _int8_linear(storage: str) -> Any:
-    from . import int8
-
-    return {"q8_0": int8.linear_q8_0, "q4_1": int8.linear_q4_1, "q4_0": int8.linear_q4_0}[storage]
 
 
 def _stride(tensor: torch.Tensor) -> int:

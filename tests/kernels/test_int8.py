@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from kernels.cpu.int8_weights import ByteMatrix, int8_works
-from kernels.cpu.operations import CpuOperations, PanelMatrix
+from kernels.cpu.operations import CpuOperations
+from kernels.cpu.panels import PanelMatrix
 from kernels.linear import StoredWeight
 
 from .layouts import one_row_each

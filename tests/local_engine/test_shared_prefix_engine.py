@@ -45,7 +45,8 @@ def generated(folder: Path, kernels: str, *, shared: bool) -> tuple[list[list[in
             done[number] = len(tokens[number])
             tokens[number].append(token)
         if position and isinstance(operations, CpuOperations):
-            together = max(together, int(operations._prefixes[0, 3]) if operations._header[2] else 0)
+            step = operations._step
+            together = max(together, int(step.prefixes[0, 3]) if step.header[2] else 0)
     return [own[len(COMMON) :] for own in tokens], together
 
 
