@@ -22,6 +22,7 @@ from sqlalchemy import make_url
 
 from billing.database import open_database, reading
 from gateway import database
+from gateway.admin.audit import verify
 from gateway.metering.dead_letters import unresolved
 from gateway.metering.inspect import state, trouble
 from gateway.metering.reconcile import LOOK_BACK_HOURS, look
@@ -75,6 +76,7 @@ async def examine(settings: Settings, url: str | None = None) -> list[Check]:
     checks.append(await _guarded("database", lambda: _database(settings)))
     if checks[-1].health is Health.OK:
         checks.append(await _guarded("books", lambda: _books(settings)))
+        checks.append(await _guarded("audit", lambda: _audit(settings)))
     checks.append(await _guarded("redis", lambda: _redis(settings)))
     if settings.webhook.url is not None:
         checks.append(await _guarded("webhook", lambda: _webhook(settings.webhook)))
@@ -204,6 +206,20 @@ async def _books(settings: Settings) -> Check:
     if aside:
         return warn("books", f"{aside} records set aside", "mend what they lack, then `metergate journal replay`")
     return ok("books", f"rollups and wallets equal their rows over {LOOK_BACK_HOURS} hours; nothing is set aside")
+
+
+async def _audit(settings: Settings) -> Check:
+    """The whole chain of the audit log."""
+    engine = open_database(settings.database_url, pool_size=1)
+    try:
+        async with reading(engine) as connection:
+            chain = await verify(connection)
+    finally:
+        await engine.dispose()
+    if chain.broken is not None:
+        remedy = "somebody changed the database past the gateway: close its doors, then compare with a backup"
+        return fail("audit", chain.broken, remedy)
+    return ok("audit", f"{chain.entries} entries, each the one that was written")
 
 
 async def _webhook(webhook: WebhookSettings) -> Check:

@@ -171,6 +171,9 @@ class Metrics:
         self.price_drift = self._gauge(
             "price_drift", "Prices that differ from what a source lists and nobody has acknowledged.", "source"
         )
+        self.audit_chain_broken = self._gauge(
+            "audit_chain_broken", "1 where the audit log is not what was written, at the last look."
+        )
         self.drift_repaired = self._counter("drift_repaired", "Derived figures made again out of their rows.")
         self.catalog_stale = self._gauge(
             "catalog_stale_seconds", "Time since the catalog was last known to be current."

@@ -22,6 +22,7 @@ WORST: Final[dict[str, Callable[[float, float], float]]] = {
     "metergate_catalog_stale_seconds": max,
     "metergate_drift": max,
     "metergate_price_drift": max,
+    "metergate_audit_chain_broken": max,
     "metergate_wallets_low": max,
     "metergate_webhooks_pending": max,
     "metergate_route_circuit": max,

@@ -22,6 +22,7 @@ from gateway.admission.build import build_admission
 from gateway.admission.thresholds import Thresholds
 from gateway.answer_cache import AnswerCache
 from gateway.api.watch import Watch
+from gateway.audit_watch import AuditWatch
 from gateway.catalog import Catalog
 from gateway.maintenance import Maintenance
 from gateway.metering.journal import Journal
@@ -74,6 +75,7 @@ class Services:
     price_drift: PriceDrift
     maintenance: Maintenance
     reconciliation: Reconciliation
+    audit: AuditWatch
     watch: Watch = field(default_factory=Watch)
     exposition: Callable[[], Awaitable[bytes]] = field(init=False)
     """What `/metrics` answers; one of several workers puts what they count together in its place."""
@@ -95,6 +97,7 @@ class Services:
         await self.catalog.start()
         await self.admission.start()
         self.reconciliation.start()
+        self.audit.start()
         self.wallets.start()
         self.webhooks.start()
         self.thresholds.start()
@@ -128,6 +131,7 @@ class Services:
         await self.router.aclose()
         await self.answers.aclose()
         await self.reconciliation.stop()
+        await self.audit.stop()
         await self.admission.stop()
         await asyncio.to_thread(self.journal.stop)
         shipped = await self.recorder.stop()
@@ -242,6 +246,7 @@ async def build_services(settings: Settings, record: StartRecorder = _recorder_p
         journal=journal,
         recorder=recorder,
         reconciliation=Reconciliation(database, metrics),
+        audit=AuditWatch(database, metrics),
         metrics=metrics,
         wallets=WalletKeeper(database, metrics),
         webhooks=webhooks,

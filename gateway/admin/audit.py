@@ -7,8 +7,10 @@ chain, and whoever cuts its end off differs from `audit_head`.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -21,7 +23,7 @@ from gateway.admin.tables import audit_head, audit_log
 FIRST: Final = "0" * 64
 """What the first entry follows."""
 MAX_TEXT: Final = 64 * 1024
-_CHUNK: Final = 2000
+_CHUNK: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +50,20 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What a check found: the entries read, the newest hash, and the first fault in words; None when the chain is whole."""
+    """What a check has found: the entries read, the newest hash, and the first fault in words; None while the chain is whole."""
 
-    entries: int
+    entries: int = 0
+    hash: str = FIRST
+    broken: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where the log ends: the last entry that was written, and the last one that is there."""
+
+    sequence: int
     hash: str
-    broken: str | None
+    newest: int
 
 
 def text_of(value: object) -> str | None:
@@ -113,25 +124,55 @@ async def list_entries(
 
 async def verify(connection: AsyncConnection) -> Chain:
     """Reads the log from its beginning: numbers without a gap, each hash right, and the end where the head says it is."""
-    sequence, last = 0, FIRST
-    while True:
-        query = sa.select(audit_log).where(audit_log.c.sequence > sequence).order_by(audit_log.c.sequence)
-        rows = (await connection.execute(query.limit(_CHUNK))).all()
-        for row in rows:
-            entry = _entry(row)
-            if entry.sequence != sequence + 1:
-                return Chain(sequence, last, f"entry {sequence + 1} is missing")
-            if entry.previous != last:
-                return Chain(sequence, last, f"entry {entry.sequence} does not follow the hash of the one before it")
-            if entry.hash != entry.expected_hash():
-                return Chain(sequence, last, f"entry {entry.sequence} is not what was written: its hash differs")
-            sequence, last = entry.sequence, entry.hash
-        if len(rows) < _CHUNK:
-            break
-    head = (await connection.execute(sa.select(audit_head))).one()
-    if (head.sequence, head.hash) != (sequence, last):
-        return Chain(sequence, last, f"the log ends at entry {sequence}, but entry {head.sequence} was written")
-    return Chain(sequence, last, None)
+    head, chain = await read_head(connection), Chain()
+    while chain.broken is None and chain.entries < head.sequence:
+        chain = await follow(connection, chain, head)
+    return ended(chain, head)
+
+
+async def read_head(connection: AsyncConnection) -> Head:
+    """Of one moment, whoever writes meanwhile."""
+    newest = sa.select(sa.func.coalesce(sa.func.max(audit_log.c.sequence), 0)).scalar_subquery()
+    query = sa.select(audit_head.c.sequence, audit_head.c.hash, newest.label("newest"))
+    return Head(*(await connection.execute(query)).one())
+
+
+async def follow(connection: AsyncConnection, chain: Chain, head: Head, limit: int = _CHUNK) -> Chain:
+    """A whole `chain` that has not come to `head` yet, read on by at most `limit` entries. Hashes are computed in a thread."""
+    rows = audit_log.c
+    query = sa.select(audit_log).where(rows.sequence > chain.entries, rows.sequence <= head.sequence)
+    found = (await connection.execute(query.order_by(rows.sequence).limit(limit))).all()
+    if not found:
+        return replace(chain, broken=f"the log ends at entry {chain.entries}, but entry {head.sequence} was written")
+    return await asyncio.to_thread(_continued, chain, found)
+
+
+def _continued(chain: Chain, rows: Sequence[sa.Row[Any]]) -> Chain:
+    for row in rows:
+        entry = _entry(row)
+        if entry.sequence != chain.entries + 1:
+            return replace(chain, broken=f"entry {chain.entries + 1} is missing")
+        if entry.previous != chain.hash:
+            return replace(chain, broken=f"entry {entry.sequence} does not follow the hash of the one before it")
+        if entry.hash != entry.expected_hash():
+            return replace(chain, broken=f"entry {entry.sequence} is not what was written: its hash differs")
+        chain = Chain(entry.sequence, entry.hash)
+    return chain
+
+
+def ended(chain: Chain, head: Head) -> Chain:
+    """A chain that was followed to `head`: it is broken, too, where that is no end of the log, or not its own."""
+    if chain.broken is not None:
+        return chain
+    if head.newest != head.sequence:
+        return replace(chain, broken=f"the log ends at entry {head.newest}, but entry {head.sequence} was written")
+    if chain.entries != head.sequence:
+        return replace(
+            chain, broken=f"the log ends at entry {head.sequence}, but entry {chain.entries} was there before"
+        )
+    if chain.hash != head.hash:
+        return replace(chain, broken=f"entry {chain.entries} is not the one that was written last: its hash differs")
+    return chain
 
 
 def _entry(row: sa.Row[Any]) -> Entry:

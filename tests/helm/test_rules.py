@@ -177,6 +177,7 @@ FIRES: Final[dict[str, dict[str, str]]] = {
     "MetergateAmountTooLarge": {"metergate_overflow_requests_total": "0x50 1x10"},
     "MetergateNegativeMargin": {'metergate_negative_margin_requests_total{model="m",provider="p"}': "_x57 1x2"},
     "MetergateDrift": {'metergate_drift{table="rollup_money"}': "0x50 1x10"},
+    "MetergateAuditChainBroken": {f"metergate_audit_chain_broken{{{WHERE}}}": "0x50 1x10"},
     "MetergateWalletsLow": {"metergate_wallets_low": "2x60"},
     "MetergateBudgetExhausted": {'metergate_budget_thresholds_total{scope="team",percent="refused"}': "_x57 1x2"},
     "MetergatePriceDrift": {'metergate_price_drift{source="shipped"}': "2x180"},
@@ -236,6 +237,7 @@ QUIET: Final = {
     f'metergate_answer_cache_total{{{WHERE},result="miss"}}': "0+50x120",
     'metergate_engine_start_time_seconds{model_name="m",instance="e"}': "0x50 60x70",
     "metergate_wallets_low": "0x120",
+    f"metergate_audit_chain_broken{{{WHERE}}}": "0x120",
     'metergate_route_circuit{model="m",provider="p",provider_model="pm"}': "0x120",
 }
 """An ordinary hour: some requests fail, old counters stand where they stood."""
