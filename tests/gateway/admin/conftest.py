@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -121,9 +121,32 @@ async def gateway(settings: Settings) -> AsyncIterator[Gateway]:
     await database.dispose()
 
 
+class Current:
+    """Stands for the gateway of whichever test runs: putting all the routes together takes longer than most tests."""
+
+    gateway: Gateway
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.gateway, name)
+
+
+@pytest.fixture(scope="session")
+def shared_app() -> Callable[[Gateway], litestar.Litestar]:
+    current = Current()
+    made: list[litestar.Litestar] = []
+
+    def app_over(gateway: Gateway) -> litestar.Litestar:
+        current.gateway = gateway
+        if not made:
+            made.append(litestar.Litestar(admin_routers(cast(Gateway, current))))
+        return made[0]
+
+    return app_over
+
+
 @pytest.fixture
-def app(gateway: Gateway) -> litestar.Litestar:
-    return litestar.Litestar(admin_routers(gateway))
+def app(gateway: Gateway, shared_app: Callable[[Gateway], litestar.Litestar]) -> litestar.Litestar:
+    return shared_app(gateway)
 
 
 @pytest.fixture
