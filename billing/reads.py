@@ -8,7 +8,7 @@ from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, and_, not_, or_, select
+from sqlalchemy import ColumnElement, Row, TextClause, and_, not_, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import tables
@@ -73,11 +73,13 @@ async def list_usage(
     if not 1 <= limit <= MAX_PAGE:
         raise InvalidQuery(f"limit: {limit} is outside 1..{MAX_PAGE}", field="limit")
     columns = tables.usage.c
-    where: list[ColumnElement[bool]] = []
+    where: list[ColumnElement[bool] | TextClause] = []
     for name in ("team_id", "key_id", "model", "provider", "status"):
         value = getattr(filters, name)
         if value is not None:
             where.append(columns[name] == value)
+    if filters.status not in (None, "completed"):
+        where.append(text(tables.NOT_COMPLETED))
     if filters.unpriced is not None:
         where.append(columns.unpriced.is_not(None) if filters.unpriced else columns.unpriced.is_(None))
     if filters.negative_margin is not None:

@@ -197,6 +197,9 @@ budgets = Table(
 OVERFLOWED: Final = "substr(unpriced, 1, 8) = 'overflow'"
 """A row without an amount because that would leave 64 bits (`rated.OVERFLOW`); what its index holds."""
 
+NOT_COMPLETED: Final = "status <> 'completed'"
+"""A request that did not end well; what its index holds. A query has to say it in these words to be answered from there."""
+
 _BY_ID: Final[dict[str, Any]] = {"sqlite_strict": True, "sqlite_with_rowid": False}
 
 usage = Table(
@@ -246,6 +249,9 @@ usage = Table(
     Index("ix_usage_team", "team_id", "id"),
     Index("ix_usage_key", "key_id", "id"),
     Index("ix_usage_overflow", "team_id", "id", sqlite_where=text(OVERFLOWED), postgresql_where=text(OVERFLOWED)),
+    Index(
+        "ix_usage_not_completed", "status", "id", sqlite_where=text(NOT_COMPLETED), postgresql_where=text(NOT_COMPLETED)
+    ),
     postgresql_partition_by="RANGE (id)",
     **_BY_ID,
 )

@@ -2,6 +2,7 @@
 
 Migrations run under a lock, so that any number of replicas may start at once: an advisory lock on PostgreSQL, the write lock on
 SQLite. Each run is one transaction: it ends at the new schema or where it began. There is no downgrade; restore a backup.
+An index over a big table would hold up its writers: PostgreSQL builds it before, while they go on (`ahead` in a revision).
 
 A release runs on its own schema, and on a newer one that says that it may (`schema_floor`): during a rolling upgrade the old
 programs go on, restart and come back on what the new release has added.
@@ -13,8 +14,11 @@ Alembic is imported only where there is something to migrate: a gateway that fin
 from __future__ import annotations
 
 import asyncio
+import importlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 from sqlalchemy import CheckConstraint, Column, Connection, Table, Text, inspect, text
@@ -31,6 +35,7 @@ from billing.times import now_us
 FOLDER: Final = Path(migrations.__file__).parent
 VERSION_TABLE: Final = "alembic_version"
 _LOCK: Final = 0x6D67_6D69_6772  # "mgmigr"
+_AHEAD_LOCK: Final = 0x6D67_6168_6561  # "mgahea"
 LOCK_S: Final = 5
 """So long a migration waits for a table; whoever wants that table waits behind it. Then it lets them pass and begins again."""
 TRIES: Final = 24
@@ -105,6 +110,7 @@ async def upgrade(url: str, revision: str = "head") -> SchemaState:
     try:
         for left in reversed(range(TRIES)):
             try:
+                await _build_ahead(engine, revision)
                 await _upgrade_once(engine, revision)
                 break
             except DBAPIError as error:
@@ -127,6 +133,34 @@ async def _upgrade_once(engine: AsyncEngine, revision: str) -> None:
         if current != (wanted_revision() if revision == "head" else revision):
             await connection.run_sync(_migrate, revision)
         await ensure_partitions(connection, now_us())
+
+
+async def _build_ahead(engine: AsyncEngine, revision: str) -> None:
+    """Runs the `ahead` of each revision that is to come, if it has one. Begun again, it goes on where it was cut short.
+
+    The lock is tried, not waited for: a statement that waits holds a snapshot, whose end a concurrent build waits for.
+    """
+    if engine.dialect.name != "postgresql":
+        return
+    async with engine.connect() as connection:
+        await connection.execution_options(isolation_level="AUTOCOMMIT")
+        while not await connection.scalar(text(f"SELECT pg_try_advisory_lock({_AHEAD_LOCK})")):
+            await asyncio.sleep(PAUSE_S)
+        try:
+            current = await connection.run_sync(_current)
+            if current is not None:
+                for module in _coming(current, revision):
+                    if hasattr(module, "ahead"):
+                        await connection.run_sync(module.ahead)
+        finally:
+            await connection.execute(text(f"SELECT pg_advisory_unlock({_AHEAD_LOCK})"))
+
+
+def _coming(current: str, last: str) -> Iterator[ModuleType]:
+    """The revisions after `current` as far as `last`; none of a database that a newer version wrote."""
+    for file in sorted(FOLDER.glob("versions/[0-9]*_*.py")):
+        if current < file.name.partition("_")[0] <= (wanted_revision() if last == "head" else last):
+            yield importlib.import_module(f"{migrations.__name__}.versions.{file.stem}")
 
 
 async def check(url: str) -> SchemaState:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import msgspec
 import pytest
+from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.books import Books, load_books
@@ -17,6 +19,7 @@ from billing.reads import UsageFilters
 from billing.recording import record_terms
 from billing.seed import seed
 from billing.teams import create_team
+from billing.times import HOUR_US
 from billing.usage import Usage
 from tests.billing.helpers import NOON_US, at, rated_record, request_id
 
@@ -112,6 +115,41 @@ async def test_rule_33_a_list_pages_by_id_newest_first_and_each_row_comes_once(d
     assert await everything(UsageFilters(unpriced=True)) == []
     span = UsageFilters(start_us=NOON_US + 3000, end_us=NOON_US + 6000)
     assert await everything(span) == [str(each.id) for each in requests[3:6]][::-1]
+
+
+async def test_rule_33_a_list_of_what_failed_reads_the_few_that_did_whatever_the_range(database: AsyncEngine) -> None:
+    team, world = await _world(database)
+    statuses = ["completed"] * 400 + ["failed", "cancelled"]
+    rows = [
+        rated_record(Usage(output=1), id_=request_id(NOON_US + n * 1000), team=team, status=status, world=world)
+        for n, status in enumerate(statuses)
+    ]
+    async with database.begin() as connection:
+        await record(connection, rows)
+        await connection.execute(text("ANALYZE"))
+    asked: list[tuple[str, Any]] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if "FROM usage " in statement.replace("\n", " "):
+            asked.append((statement, parameters))
+
+    event.listen(database.sync_engine, "before_cursor_execute", note)
+    async with reading(database) as connection:
+        filters = UsageFilters(status="failed", start_us=NOON_US - HOUR_US, end_us=NOON_US + HOUR_US)
+        assert len((await list_usage(connection, filters)).data) == 1
+    event.remove(database.sync_engine, "before_cursor_execute", note)
+    ((statement, parameters),) = asked
+    async with reading(database) as connection:
+        if (
+            database.dialect.name == "postgresql"
+        ):  # planned once for every value of the parameters, as for a busy connection
+            await connection.execute(text("SET plan_cache_mode = force_generic_plan"))
+            explain = "EXPLAIN"
+        else:
+            explain = "EXPLAIN QUERY PLAN"
+        plan = "\n".join(str(row) for row in await connection.exec_driver_sql(f"{explain} {statement}", parameters))
+    assert "not_completed" in plan or "status_id_idx" in plan, plan
+    assert "Seq Scan" not in plan and "pkey" not in plan and "SCAN" not in plan, plan
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.database import open_database
+from billing.tables import usage
 from gateway import database as database_module
 from gateway.database import check, revisions, upgrade, wanted_revision
+from tests.billing.helpers import NOON_US, request_id
+from tests.migrations.test_checks import ROW
 
 FIRST_FLOOR = "0016"
 
@@ -158,5 +161,56 @@ async def test_a_migration_lets_others_pass_while_it_waits_for_a_table(
             assert written == 20 and not migrating.done()
             await reader.rollback()
         assert migrating.result().up_to_date
+    finally:
+        await engine.dispose()
+
+
+async def test_an_index_over_usage_is_built_while_its_writers_go_on(empty_postgresql_url: str) -> None:
+    """Also where a build before it was cut short and left an index that is not to be used."""
+    await upgrade(empty_postgresql_url, "0016")
+    engine = open_database(empty_postgresql_url)
+    written = 0
+
+    async def write(connection: AsyncConnection) -> None:
+        nonlocal written
+        written += 1
+        await connection.execute(sa.insert(usage).values(ROW | {"id": request_id(NOON_US + written)}))
+
+    try:
+        async with engine.begin() as connection:
+            await connection.execute(
+                sa.text(
+                    "CREATE INDEX ix_usage_default_not_completed ON usage_default (status, id) WHERE status <> 'completed'"
+                )
+            )
+            await connection.execute(
+                sa.text(
+                    "UPDATE pg_index SET indisvalid = FALSE WHERE indexrelid = 'ix_usage_default_not_completed'::regclass"
+                )
+            )
+        async with engine.connect() as slow, asyncio.TaskGroup() as group:
+            await write(slow)
+            migrating = group.create_task(upgrade(empty_postgresql_url))
+            for _ in range(20):
+                async with engine.begin() as writer:
+                    await writer.execute(sa.text("SET LOCAL lock_timeout = '1s'"))
+                    await write(writer)
+                await asyncio.sleep(0.05)
+            assert not migrating.done(), "it waits for the slow one alone"
+            await slow.commit()
+        assert migrating.result().up_to_date
+        async with engine.connect() as connection:
+            parts = await connection.execute(
+                sa.text(
+                    "SELECT inhrelid::regclass::text AS name, indisvalid FROM pg_inherits "
+                    "JOIN pg_index ON indexrelid = inhrelid WHERE inhparent = 'ix_usage_not_completed'::regclass"
+                )
+            )
+            built = {row.name: row.indisvalid for row in parts}
+            partitions = await connection.scalars(
+                sa.text("SELECT relid::regclass::text FROM pg_partition_tree('usage') WHERE isleaf")
+            )
+            assert built == {f"ix_{name}_not_completed": True for name in partitions}, "none was built under its lock"
+            assert await connection.scalar(sa.text("SELECT count(*) FROM usage WHERE status <> 'completed'")) == 21
     finally:
         await engine.dispose()
