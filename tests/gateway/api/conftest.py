@@ -11,15 +11,18 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 import uvicorn
 
-from gateway.api.app import create_app
+from gateway.api import app
+from gateway.api.asgi import Receive, Scope, Send
 from gateway.database import upgrade
 from gateway.services import Services, build_services
 from gateway.settings import Settings, load_settings
@@ -252,12 +255,42 @@ async def _provision(folder: Path) -> Provisioned:
     return Provisioned(database, team["id"], key["id"], key["key"])
 
 
+_SERVICES = ContextVar[Services]("services")
+
+
+class _Asked:
+    """Stands for the services of the gateway that is asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_SERVICES.get(), name)
+
+
+_operators_over = app._operators
+
+
+@cache
+def _operators() -> app.Endpoint:
+    """What operators ask, once for all gateways: putting its routes together takes longer than most tests."""
+    return _operators_over(cast(Services, _Asked()))
+
+
+def _operators_of(services: Services) -> app.Endpoint:
+    async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
+        _SERVICES.set(services)
+        await _operators()(scope, receive, send)
+
+    return dispatch
+
+
 @contextlib.asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Gateway]:
     services = await build_services(settings, in_a_thread)
     await services.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "_operators", _operators_of)
+        application = app.create_app(services)
     config = uvicorn.Config(
-        create_app(services), port=0, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1
+        application, port=0, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1
     )
     server = uvicorn.Server(config)
     listener = socket.socket()
