@@ -79,6 +79,7 @@ class _Models:
         self._models: dict[str, Json] = {}
         self._orders: dict[str, list[tuple[int, Json]]] = {}
         self._plain_keys: dict[str, str] = {}
+        self._amounts: dict[tuple[str, str, str], str] = {}
 
     def take(self, listed: Sequence[object]) -> None:
         for place, entry in enumerate(listed):
@@ -222,8 +223,12 @@ class _Models:
                 self._leave(f"{where}.{name}", "is no price of at most six decimals per million tokens")
                 continue
             price = {"provider": provider, "model": model, "token_class": token_class, "currency": "USD"}
-            body = {**price, "amount_per_mtok": amount}
-            if body not in self._imported.prices:
+            standing = self._amounts.setdefault((provider, model, token_class), amount)
+            if standing != amount:
+                self._leave(
+                    f"{where}.{name}", f"{provider} asks {standing} for {model} elsewhere in the file, which is taken"
+                )
+            elif (body := {**price, "amount_per_mtok": amount}) not in self._imported.prices:
                 self._imported.prices.append(body)
 
     def _aliases(self) -> None:
@@ -294,6 +299,10 @@ def _accounts(imported: Imported, settings: Json, general: Json) -> None:
         team = _mapping(each).get("team_id")
         if not isinstance(team, str):
             imported.left.append(f"litellm_settings.default_team_settings[{place}]: has no team_id")
+        elif any(known["name"] == team for known in imported.teams):
+            imported.left.append(
+                f"litellm_settings.default_team_settings[{place}].team_id: {team!r} stands there already"
+            )
         else:
             imported.teams.append({"name": team, "settlement_currency": "USD"})
         others = [name for name in _mapping(each) if name != "team_id"]

@@ -105,6 +105,31 @@ def test_prices_budgets_and_teams_are_bodies_of_the_admin_api(config: Path) -> N
     assert [(each["scope"], each["amount"], each["period"]) for each in imported.budgets] == [("all", "100", "month")]
 
 
+def test_what_stands_twice_in_the_file_is_taken_once(tmp_path: Path) -> None:
+    """Posted twice, the second team and the second price are refused, and what comes after them is not made."""
+    path = tmp_path / "litellm.yaml"
+    path.write_text(
+        "model_list:\n"
+        + "".join(
+            f"  - {{model_name: {name}, litellm_params: {{model: openai/x, input_cost_per_token: {cost}}}}}\n"
+            for name, cost in (("a", "0.000001"), ("b", "0.0000010"), ("c", "0.000002"))
+        )
+        + "litellm_settings:\n"
+        "  max_budget: 1\n"
+        "  default_team_settings: [{team_id: research}, {team_id: ads}, {team_id: research}]\n"
+    )
+    imported = read(path)
+    assert [each["name"] for each in imported.teams] == ["research", "ads"]
+    assert [(each["model"], each["amount_per_mtok"]) for each in imported.prices] == [("x", "1")]
+    assert len(imported.budgets) == 1
+    assert imported.left == [
+        "model_list[2].input_cost_per_token: openai asks 1 for x elsewhere in the file, which is taken",
+        "litellm_settings.default_team_settings[2].team_id: 'research' stands there already",
+    ]
+    done = CliRunner().invoke(cli, ["import", "litellm", str(path)])
+    assert done.output.endswith("3 models over 1 provider; 2 teams, 1 budget, 1 price found; --apply makes them\n")
+
+
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
 
 
