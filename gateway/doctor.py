@@ -33,6 +33,7 @@ from gateway.serve.errors import StartError
 from gateway.serve.preflight import MIN_FREE_BYTES, check_engine_installed
 from gateway.settings import Settings, WebhookSettings, redact_url
 from gateway.webhooks.addresses import ForbiddenAddress, resolve
+from gateway.words import counted
 
 TIMEOUT_S: Final = 10
 OLDEST_REDIS: Final = (6, 2)
@@ -110,7 +111,8 @@ def _python() -> Check:
 
 
 def _configuration(settings: Settings) -> Check:
-    detail = f"{len(settings.providers)} providers, {len(settings.models)} models, listens on {settings.listen}"
+    found = (counted(len(settings.providers), "provider"), counted(len(settings.models), "model"))
+    detail = f"{', '.join(found)}, listens on {settings.listen}"
     if not settings.models:
         return warn("configuration", detail, "add a model with a route, or no caller can ask for anything")
     return ok("configuration", detail)
@@ -202,9 +204,15 @@ async def _books(settings: Settings) -> Check:
     finally:
         await engine.dispose()
     if found:
-        return fail("books", f"{len(found)} derived figures differ: {found[0]}", "`metergate reconcile books --repair`")
+        return fail(
+            "books",
+            f"{counted(len(found), 'derived figure is', 'derived figures are')} wrong: {found[0]}",
+            "`metergate reconcile books --repair`",
+        )
     if aside:
-        return warn("books", f"{aside} records set aside", "mend what they lack, then `metergate journal replay`")
+        return warn(
+            "books", f"{counted(aside, 'record')} set aside", "mend what they lack, then `metergate journal replay`"
+        )
     return ok("books", f"rollups and wallets equal their rows over {LOOK_BACK_HOURS} hours; nothing is set aside")
 
 
@@ -219,7 +227,7 @@ async def _audit(settings: Settings) -> Check:
     if chain.broken is not None:
         remedy = "somebody changed the database past the gateway: close its doors, then compare with a backup"
         return fail("audit", chain.broken, remedy)
-    return ok("audit", f"{chain.entries} entries, each the one that was written")
+    return ok("audit", f"{counted(chain.entries, 'entry', 'entries')}, each as it was written")
 
 
 async def _webhook(webhook: WebhookSettings) -> Check:

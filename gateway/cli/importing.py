@@ -12,6 +12,7 @@ from gateway.cli.admin_client import AdminClient, Json
 from gateway.cli.errors import CliError
 from gateway.litellm_config import Imported, read
 from gateway.litellm_file import LiteLLMError
+from gateway.words import counted
 
 
 @click.group("import")
@@ -43,12 +44,13 @@ def litellm(config: Path, output: Path | None, apply: bool, url: str) -> None:
             raise CliError(f"{output}: it cannot be written: {error.strerror}") from error
     for line in imported.left:
         click.echo(f"not taken: {line}", err=True)
-    models, providers = len(imported.settings["models"]), len(imported.settings["providers"])
-    more = f"{len(imported.teams)} teams, {len(imported.budgets)} budgets, {len(imported.prices)} prices"
     if apply:
         _apply(imported, url)
-    done = "made" if apply else "found; --apply makes them"
-    click.echo(f"{models} models over {providers} providers; {more} {done}", err=True)
+    settings, done = imported.settings, "made" if apply else "found; --apply makes them"
+    models, providers = counted(len(settings["models"]), "model"), counted(len(settings["providers"]), "provider")
+    bodies = {"team": imported.teams, "budget": imported.budgets, "price": imported.prices}
+    more = ", ".join(counted(len(each), name) for name, each in bodies.items())
+    click.echo(f"{models} over {providers}; {more} {done}", err=True)
 
 
 def _apply(imported: Imported, url: str) -> None:

@@ -44,42 +44,59 @@ def ls(config: Path | None, as_json: bool) -> None:
 @click.argument("process", required=False)
 @click.option("--request", "request_id", type=click.UUID, help="Only this request's records.")
 @config_option
-def show(process: str | None, request_id: UUID | None, config: Path | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="All of them as one JSON array.")
+def show(process: str | None, request_id: UUID | None, config: Path | None, as_json: bool) -> None:
     """The records of one process's journal, or of all, a JSON object a line."""
     folder = _journal(config, process)
-    for shown in inspect.show_records(folder, process=process, request_id=request_id):
-        fields = msgspec.to_builtins(shown)
-        if shown.record is not None:
-            names = shown.record.__struct_fields__
-            fields["record"] = {
-                name: msgspec.to_builtins(getattr(shown.record, name)) for name in names if name != "request_id"
-            }
-        click.echo(json.dumps(fields, ensure_ascii=False))
+    lines = (_line(shown) for shown in inspect.show_records(folder, process=process, request_id=request_id))
+    if not as_json:
+        for line in lines:
+            click.echo(line)
+        return
+    click.echo("[", nl=False)
+    for at, line in enumerate(lines):
+        click.echo(f"{',' if at else ''}\n{line}", nl=False)
+    click.echo("\n]")
+
+
+def _line(shown: inspect.ShownRecord) -> str:
+    fields = msgspec.to_builtins(shown)
+    if shown.record is not None:
+        names = shown.record.__struct_fields__
+        fields["record"] = {
+            name: msgspec.to_builtins(getattr(shown.record, name)) for name in names if name != "request_id"
+        }
+    return json.dumps(fields, ensure_ascii=False)
 
 
 @journal.command("give-up")
 @click.argument("process")
 @click.option("--undo", is_flag=True, help="It can be read after all: have it shipped.")
 @config_option
-def give_up(process: str, undo: bool, config: Path | None) -> None:
+@json_option
+def give_up(process: str, undo: bool, config: Path | None, as_json: bool) -> None:
     """Have nothing wait any longer for a journal that cannot be read. What it holds does not come into the books."""
     folder = _journal(config, process) / process
+    why = "" if undo else inspect.trouble(folder)
     if undo:
         segments.take_back(folder)
-        click.echo(f"{process} is taken over again by the next gateway, or by a running one within seconds")
-        return
-    why = inspect.trouble(folder)
-    if not why:
+        said = f"{process} is taken over again by the next gateway, or by a running one within seconds"
+    elif not why:
         raise CliError(f"{process} can be read: start a gateway over it, and it is shipped")
-    try:
-        segments.give_up(folder)
-    except OSError as error:
-        raise CliError(f"{folder.parent} cannot be written: {error}") from error
-    click.echo(
-        f"{process} is given up ({why}); budgets no longer wait for it.\n"
-        f"Keep {folder}: with --undo it is shipped once it can be read.\n"
-        "A statement that it may belong to names it: `metergate statement issue … --without-journal`"
-    )
+    else:
+        try:
+            segments.give_up(folder)
+        except OSError as error:
+            raise CliError(f"{folder.parent} cannot be written: {error}") from error
+        said = (
+            f"{process} is given up ({why}); budgets no longer wait for it.\n"
+            f"Keep {folder}: with --undo it is shipped once it can be read.\n"
+            "A statement that it may belong to names it: `metergate statement issue … --without-journal`"
+        )
+    if as_json:
+        print_object({"process": process, "given_up": not undo, "trouble": why, "folder": str(folder)}, as_json)
+    else:
+        click.echo(said)
 
 
 @journal.command()

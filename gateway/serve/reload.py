@@ -12,6 +12,7 @@ from typing import Final
 from gateway.serve.errors import StartError
 from gateway.serve.sockets import on_signals
 from gateway.settings import Settings, SettingsError, load_settings
+from gateway.words import counted
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,8 @@ class SettingsWatch:
         except StartError as error:
             log.error("a bundled engine cannot be started: %s", error)
         self._settings = fresh
-        log.info("settings read again: %d providers, %d models", len(fresh.providers), len(fresh.models))
+        found = (counted(len(fresh.providers), "provider"), counted(len(fresh.models), "model"))
+        log.info("settings read again: %s", ", ".join(found))
 
     def _stamp(self) -> tuple[int, int, int] | None:
         """What changes when the file does; None while there is none (an editor may be replacing it)."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.doctor import Health, _gateway, _webhook
+from gateway.doctor import Health, _configuration, _gateway, _webhook
 from gateway.secret import Secret
 from gateway.settings import WebhookSettings, load_settings
 from tests.gateway.rates.server import http, serving
@@ -45,3 +45,11 @@ async def test_a_gateway_is_asked_whether_it_is_ready_where_it_is_said_to_be(tmp
         async with serving(answer) as feed:
             found = await _gateway(settings, str(feed.url).rpartition("/")[0])
         assert (found.health, said in found.detail + found.remedy) == (health, True), found
+
+
+def test_one_provider_is_one() -> None:
+    settings = load_settings(None, {})
+    assert (len(settings.providers), len(settings.models)) == (1, 1)
+    assert _configuration(settings).detail.startswith("1 provider, 1 model, listens on ")
+    none = load_settings(None, {"METERGATE_PROVIDERS": "{}", "METERGATE_MODELS": "[]"})
+    assert _configuration(none).detail.startswith("0 providers, 0 models, listens on ")

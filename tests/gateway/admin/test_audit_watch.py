@@ -70,7 +70,7 @@ async def test_an_entry_that_was_changed_is_found_and_said_once_until_it_is_put_
     await past_the_gateway(gateway.database, renamed(2, "admin"))
     assert await watched.finds() == (5, None)
     found = await _audit(gateway.settings)
-    assert (found.health, found.detail) == (Health.OK, "5 entries, each the one that was written")
+    assert (found.health, found.detail) == (Health.OK, "5 entries, each as it was written")
 
 
 async def test_a_log_that_was_cut_off_with_its_head_is_shorter_than_it_was(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -112,8 +113,11 @@ async def test_an_operator_is_told_and_can_give_it_up_and_take_it_back(
     assert doctor.journal(tmp_path / "journal").health is Health.WARN
     (listed,) = list_journals(tmp_path / "journal")
     assert listed.state == "given-up"
+    status, said = metergate("give-up", name, "--json")
+    assert json.loads(said) == {"process": name, "given_up": True, "trouble": listed.trouble, "folder": str(folder)}
     mend(folder)
-    status, said = metergate("give-up", name, "--undo")
+    status, said = metergate("give-up", name, "--undo", "--json")
     assert status == 0 and not is_given_up(folder)
+    assert json.loads(said) == {"process": name, "given_up": False, "trouble": "", "folder": str(folder)}
     found = doctor.journal(tmp_path / "journal")
     assert found.health is Health.OK and "1 of them wait" in found.detail

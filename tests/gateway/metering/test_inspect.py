@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from uuid import UUID
 
 import msgspec
+import pytest
+from click.testing import CliRunner
 
 from billing.books import Pins
 from billing.retention import delete_usage_before
 from billing.times import DAY_US
 from billing.usage import Usage
+from gateway.cli import cli
 from gateway.metering.inspect import list_journals, replay, show_records
 from gateway.metering.journal import Journal
 from gateway.metering.position import read_position
@@ -67,6 +72,26 @@ def test_records_are_shown_as_json_and_found_by_request(make_journal: MakeJourna
     assert line["request_id"] == str(wanted)
     assert line["process"] == journal.folder.name
     assert "completed" in line["record"]
+
+
+def test_records_are_printed_a_line_each_or_as_one_array(
+    make_journal: MakeJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("METERGATE_HOME", str(tmp_path))
+
+    def printed(*options: str) -> str:
+        done = CliRunner().invoke(cli, ["journal", "show", *options])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    assert (printed(), json.loads(printed("--json"))) == ("", [])
+    journal = make_journal()
+    attempt = opened()
+    journal.open(attempt)
+    journal.close(closed(attempt))
+    lines = [json.loads(line) for line in printed().splitlines()]
+    assert [each["kind"] for each in lines] == ["opened", "closed"]
+    assert json.loads(printed("--json")) == lines
 
 
 def test_a_replay_catches_a_restored_database_up(database: BooksDatabase, make_journal: MakeJournal) -> None:
