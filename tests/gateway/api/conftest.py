@@ -33,6 +33,9 @@ PROVIDER_KEY = "sk-provider-AbCdEf0123456789xyzW"
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Tell me something about foxes."}]
 
+PLAIN: dict[str, Any] = {"trust_env": False, "verify": False}
+"""No proxy, and no reading of a hundred certificates for a client that speaks plain HTTP."""
+
 CONFIG = """\
 providers:
   up: {{kind: openai, base_url: "http://127.0.0.1:{up}/v1", api_key: "env:UP_KEY", idle_timeout_s: 1.0, timeout_s: 2.0}}
@@ -62,12 +65,12 @@ class Upstream:
         self.port = int(self.process.stdout.readline())
 
     async def book(self) -> list[dict[str, Any]]:
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(**PLAIN) as client:
             entries: list[dict[str, Any]] = (await client.get(f"http://127.0.0.1:{self.port}/book")).json()["entries"]
             return entries
 
     async def clear(self) -> None:
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(**PLAIN) as client:
             await client.post(f"http://127.0.0.1:{self.port}/book/clear", content=b"")
 
     def stop(self) -> None:
@@ -298,8 +301,8 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     port = listener.getsockname()[1]
     base = f"http://127.0.0.1:{port}"
-    operator = httpx.AsyncClient(base_url=base, headers={"authorization": f"Bearer {ADMIN_KEY}"}, trust_env=False)
-    client = httpx.AsyncClient(base_url=base, trust_env=False, timeout=20)
+    operator = httpx.AsyncClient(base_url=base, headers={"authorization": f"Bearer {ADMIN_KEY}"}, **PLAIN)
+    client = httpx.AsyncClient(base_url=base, timeout=20, **PLAIN)
     gateway = Gateway(services, server, port, client, operator, serving=[serving])
 
     async def started() -> bool:
