@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from billing.database import open_database, reading
@@ -18,8 +19,9 @@ from billing.ledger import spent
 from gateway.admission.claims import BudgetState
 from gateway.admission.valkey import ValkeyStore
 from tests.fixtures.valkey import ValkeyServer
-from tests.gateway.admission.worker import TOKEN_NANO, WINDOW
+from tests.gateway.admission.worker import TOKEN_NANO, WINDOW, Job
 
+PREFIX = "{five}"
 PROCESSES = 5
 COST_TOKENS = 1001
 COST = COST_TOKENS * TOKEN_NANO
@@ -44,25 +46,43 @@ def server(tmp_path: Path) -> Iterator[ValkeyServer]:
     server.stop()
 
 
-def play(server: ValkeyServer, database_url: str, limit_nano: int, mixed: bool, harm: Callable[[], None]) -> Outcome:
-    """Five workers until every one has tried for a while; `harm` befalls the server in the middle."""
-    module = [sys.executable, "-m", "tests.gateway.admission.worker", server.url, "{five}", database_url]
-    command = [*module, str(limit_nano), str(COST_TOKENS), "mixed" if mixed else "exact"]
+@pytest.fixture(scope="module")
+def workers() -> Iterator[list[subprocess.Popen[str]]]:
+    """Started once: they take far longer to start than to play."""
+    command = [sys.executable, "-m", "tests.gateway.admission.worker"]
     workers = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(PROCESSES)
     ]
+    yield workers
+    for worker in workers:
+        worker.kill()
+        worker.communicate()
+
+
+def tell(worker: subprocess.Popen[str], line: str) -> None:
+    assert worker.stdin is not None
+    worker.stdin.write(f"{line}\n")
+    worker.stdin.flush()
+
+
+def answer(worker: subprocess.Popen[str]) -> str:
+    assert worker.stdout is not None
+    return worker.stdout.readline()
+
+
+def play(workers: list[subprocess.Popen[str]], server: ValkeyServer, job: Job, harm: Callable[[], None]) -> Outcome:
+    """Five workers until every one has tried for a while; `harm` befalls the server in the middle."""
+    for worker in workers:
+        tell(worker, msgspec.json.encode(job).decode())
     try:
-        for worker in workers:
-            assert worker.stdout is not None
-            assert worker.stdout.readline() == "ready\n"
+        assert [answer(worker) for worker in workers] == ["ready\n"] * PROCESSES
         harm()
-        asyncio.run(_until_spent(database_url, limit_nano - COST, time.monotonic() + 30))
+        asyncio.run(_until_spent(job.database_url, job.limit_nano - COST, time.monotonic() + 30))
         asyncio.run(_until_seeded(server, time.monotonic() + 30))
-        reports = [json.loads(worker.communicate(timeout=60)[0]) for worker in workers]
     finally:
         for worker in workers:
-            worker.kill()
-            worker.wait()
+            tell(worker, "over")
+        reports = [json.loads(answer(worker)) for worker in workers]
     view = asyncio.run(_view(server))
     return Outcome(
         sum(report["admitted"] for report in reports),
@@ -76,7 +96,7 @@ def play(server: ValkeyServer, database_url: str, limit_nano: int, mixed: bool, 
 
 
 async def _view(server: ValkeyServer) -> tuple[BudgetState, int]:
-    store = ValkeyStore(server.url, prefix="{five}", timeout_s=5)
+    store = ValkeyStore(server.url, prefix=PREFIX, timeout_s=5)
     await store.start()
     try:
         view = await store.view("key_a", [WINDOW])
@@ -139,10 +159,11 @@ def harms(server: ValkeyServer) -> dict[str, Callable[[], None]]:
 
 @pytest.mark.parametrize("harm", ["nothing", "frozen", "killed", "wiped", "old copy"])
 def test_rule_11_and_15_five_processes_spend_a_budget_for_137_to_the_nano(
-    server: ValkeyServer, sqlite_url: str, harm: str
+    workers: list[subprocess.Popen[str]], server: ValkeyServer, sqlite_url: str, harm: str
 ) -> None:
     limit = 137 * COST + COST - 1
-    outcome = play(server, sqlite_url, limit, False, harms(server)[harm])
+    job = Job(server.url, PREFIX, sqlite_url, limit, COST_TOKENS, mixed=False)
+    outcome = play(workers, server, job, harms(server)[harm])
     assert outcome.settled_nano == 137 * COST
     assert outcome.state == BudgetState(True, 137 * COST, 0)
     assert outcome.parallel == 0
@@ -153,10 +174,11 @@ def test_rule_11_and_15_five_processes_spend_a_budget_for_137_to_the_nano(
 
 
 def test_rule_12_with_releases_and_cheaper_answers_a_wiped_server_exceeds_nothing_and_reserves_nothing(
-    server: ValkeyServer, sqlite_url: str
+    workers: list[subprocess.Popen[str]], server: ValkeyServer, sqlite_url: str
 ) -> None:
     limit = 60 * COST
-    outcome = play(server, sqlite_url, limit, True, harms(server)["wiped"])
+    job = Job(server.url, PREFIX, sqlite_url, limit, COST_TOKENS, mixed=True)
+    outcome = play(workers, server, job, harms(server)["wiped"])
     assert limit - COST < outcome.settled_nano <= limit
     assert outcome.state == BudgetState(True, outcome.settled_nano, 0)
     assert outcome.parallel == 0

@@ -1,8 +1,7 @@
-"""One gateway process's admission, run by test_processes.py as
-`python -m tests.gateway.admission.worker URL PREFIX DATABASE LIMIT_NANO COST_TOKENS exact|mixed`.
+"""One gateway process's admission, run by test_processes.py as `python -m tests.gateway.admission.worker`.
 
-It admits, settles and records one request after the other in many tasks until its standard input closes, then waits until its
-store owes nothing, and prints its figures as JSON.
+A line of its standard input is a `Job`: it admits, settles and records one request after the other in many tasks until the next
+line comes, then waits until its store owes nothing, and prints its figures as JSON. Then it takes the next job.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -37,6 +37,16 @@ WINDOW = BudgetWindow(1, "0-")
 TASKS = 20
 
 
+class Job(msgspec.Struct, frozen=True):
+    url: str
+    prefix: str
+    database_url: str
+    limit_nano: int
+    cost_tokens: int
+    mixed: bool
+    """Whether some requests are released and others cost less than was reserved."""
+
+
 @dataclass
 class Figures:
     admitted: int = 0
@@ -48,21 +58,18 @@ class Figures:
     slowest_ms: float = 0.0
 
 
-async def main(url: str, prefix: str, database_url: str, limit_nano: int, cost_tokens: int, mixed: bool) -> Figures:
-    database = open_database(database_url)
-    store = SharedStore(ValkeyStore(url, prefix=prefix, timeout_s=0.3), "closed")
-    row = BudgetRow(1, "team", "team_a", limit_nano, "CNY", "total", "UTC", True)
+async def run(job: Job) -> Figures:
+    database = open_database(job.database_url)
+    store = SharedStore(ValkeyStore(job.url, prefix=job.prefix, timeout_s=0.3), "closed")
+    row = BudgetRow(1, "team", "team_a", job.limit_nano, "CNY", "total", "UTC", True)
     seeding = Seeding(database, store, BudgetCatalog(lambda budget_id: row, lambda: FOUNDING.rates))
     await store.start()
     seeding.start()
     figures = Figures()
     over = asyncio.Event()
-    work = [
-        asyncio.create_task(_requests(store, seeding, database, limit_nano, cost_tokens, mixed, figures, over))
-        for _ in range(TASKS)
-    ]
+    work = [asyncio.create_task(_requests(store, seeding, database, job, figures, over)) for _ in range(TASKS)]
     print("ready", flush=True)
-    await asyncio.to_thread(sys.stdin.read)
+    await asyncio.to_thread(sys.stdin.readline)
     over.set()
     await asyncio.gather(*work)
     deadline = time.monotonic() + 20
@@ -75,19 +82,12 @@ async def main(url: str, prefix: str, database_url: str, limit_nano: int, cost_t
 
 
 async def _requests(
-    store: SharedStore,
-    seeding: Seeding,
-    database: AsyncEngine,
-    limit_nano: int,
-    cost_tokens: int,
-    mixed: bool,
-    figures: Figures,
-    over: asyncio.Event,
+    store: SharedStore, seeding: Seeding, database: AsyncEngine, job: Job, figures: Figures, over: asyncio.Event
 ) -> None:
-    scope, cost = Scope("key_a", Limits(None, None, 60)), cost_tokens * TOKEN_NANO
+    scope, cost = Scope("key_a", Limits(None, None, 60)), job.cost_tokens * TOKEN_NANO
     while not over.is_set():
         seeding.used(WINDOW)
-        charge = Charge(1, cost, limit_nano, WINDOW.window, None, True)
+        charge = Charge(1, cost, job.limit_nano, WINDOW.window, None, True)
         claim = Claim(new_request_id(), (scope,), 0, (charge,), 30_000_000)
         began_s = time.monotonic()
         try:
@@ -107,11 +107,11 @@ async def _requests(
         assert isinstance(answer, Granted)
         figures.admitted += 1
         await asyncio.sleep(random.random() * 0.05)
-        if mixed and random.random() < 0.3:
+        if job.mixed and random.random() < 0.3:
             await store.release(claim)
             figures.released += 1
             continue
-        used = random.randint(1, cost_tokens) if mixed else cost_tokens
+        used = random.randint(1, job.cost_tokens) if job.mixed else job.cost_tokens
         await store.settle(claim, 0, {1: used * TOKEN_NANO})
         figures.settled += 1
         figures.settled_nano += used * TOKEN_NANO
@@ -131,6 +131,6 @@ async def _record(database: AsyncEngine, claim: Claim, tokens: int) -> None:
 
 
 if __name__ == "__main__":
-    _, url_, prefix_, database_, limit_, cost_, kind_ = sys.argv
-    done = asyncio.run(main(url_, prefix_, database_, int(limit_), int(cost_), kind_ == "mixed"))
-    print(json.dumps(asdict(done)), flush=True)
+    while line := sys.stdin.readline():
+        done = asyncio.run(run(msgspec.json.decode(line, type=Job)))
+        print(json.dumps(asdict(done)), flush=True)
