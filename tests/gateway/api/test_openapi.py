@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 
@@ -36,6 +37,7 @@ def asking(operation: Any, base_url: str, answers: list[tuple[str, int]]) -> Cal
     return ask
 
 
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module")  # the gateway beside it does, not the strategies
 async def test_whatever_the_document_allows_there_is_no_500(gateway: Gateway) -> None:
     document = (await gateway.operator.get("/schema/openapi.json")).json()
     schema = schemathesis.openapi.from_dict(document)
