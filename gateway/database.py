@@ -136,7 +136,7 @@ async def _upgrade_once(engine: AsyncEngine, revision: str) -> None:
 
 
 async def _build_ahead(engine: AsyncEngine, revision: str) -> None:
-    """Runs the `ahead` of each revision that is to come, if it has one. Begun again, it goes on where it was cut short.
+    """Runs the `ahead` of each revision that is to come, if it has one. Done again, it only does what is missing.
 
     The lock is tried, not waited for: a statement that waits holds a snapshot, whose end a concurrent build waits for.
     """
@@ -144,14 +144,15 @@ async def _build_ahead(engine: AsyncEngine, revision: str) -> None:
         return
     async with engine.connect() as connection:
         await connection.execution_options(isolation_level="AUTOCOMMIT")
+        current = await connection.run_sync(_current)
+        coming = [] if current is None else [each for each in _coming(current, revision) if hasattr(each, "ahead")]
+        if not coming:
+            return
         while not await connection.scalar(text(f"SELECT pg_try_advisory_lock({_AHEAD_LOCK})")):
             await asyncio.sleep(PAUSE_S)
         try:
-            current = await connection.run_sync(_current)
-            if current is not None:
-                for module in _coming(current, revision):
-                    if hasattr(module, "ahead"):
-                        await connection.run_sync(module.ahead)
+            for each in coming:
+                await connection.run_sync(each.ahead)
         finally:
             await connection.execute(text(f"SELECT pg_advisory_unlock({_AHEAD_LOCK})"))
 
