@@ -76,39 +76,12 @@ class ModelRunner:
         cut = cut_model(group.shard, source, family) if group is not None else None
         self.vocab_size = model.vocab_size
         self.max_model_len = _context(config, model)
-        dtype = _dtype(config, model, self.device)
         if compiles_first(self.device, config.kernels):
             say("compiling the kernels, as the first start on a machine does: about half a minute")
-        try:
-            operations = choose_operations(
-                self.device,
-                dtype,
-                threads=threads,
-                capacity=config.max_num_batched_tokens,
-                max_context=self.max_model_len,
-                widths=_widths(model, family, cut),
-                head_dim=model.head_dim,
-                bfloat16=source.stores_bfloat16 and config.dtype in ("auto", "bfloat16"),
-                int8=source.stored_as is not None and config.dtype in ("auto", "bfloat16"),
-                path=config.kernels,
-            )
-        except ValueError as error:
-            raise ConfigError(f"--kernels {config.kernels}: {error}; use --kernels auto") from error
+        operations = self._operations(config, source, threads, _widths(model, family, cut))
         self._draw = operations.draw
         kv_dtype = cache_dtype(config, model, operations, self.device)
-        try:
-            self._model = Decoder(
-                source,
-                family,
-                operations,
-                max_context=self.max_model_len,
-                device=self.device,
-                threads=threads,
-                progress=say,
-                group=group,
-            )
-        except (MemoryError, ValueError, IndexError, TypeError, RuntimeError) as error:
-            raise _unloadable(error) from error
+        self._model = self._decoder(source, family, operations, threads, say, group)
         self.window = self._model.window
         self._max_rank, self._dtype = config.max_lora_rank, operations.dtype
         self._capacity = config.max_num_batched_tokens
@@ -116,20 +89,14 @@ class ModelRunner:
         self.adapters: dict[str, Adapter] = {}
         for name, folder in config.lora_modules:
             self.load_adapter(name, folder)
-        own = self._model.config
         if group is not None:
             group.least(0)  # what the others load is no longer free
-        scales, of_scales = self._cache_scales(
-            source, group.shard.kv_heads(model) if group is not None else range(model.kv_heads), kv_dtype
-        )
+        heads = group.shard.kv_heads(model) if group is not None else range(model.kv_heads)
+        scales, of_scales = self._cache_scales(source, heads, kv_dtype)
         step = None
         if self.device.type == "cuda" and not config.enforce_eager and group is None:
             step = decode_step(config, self._model, operations, self.max_model_len, self.device)
-        self.num_blocks = plan_blocks(config, own, kv_dtype, self._budget(config, own))
-        if group is not None:
-            self.num_blocks = group.least(self.num_blocks)
-        cache = allocate(own, self.num_blocks, kv_dtype, self.device)
-        self._model.attach(replace(cache, scales=scales))
+        self._open_pool(config, kv_dtype, scales, group)
         self.precision = (
             f"weights {source.precision} {_held(source, operations)}, {operations.name}, "
             f"KV cache {str(kv_dtype).removeprefix('torch.')}{of_scales} ({self.num_blocks} blocks of {BLOCK_SIZE})"
@@ -138,11 +105,65 @@ class ModelRunner:
         if step is not None:
             record(step, self.device, say)
             self._decode = step
+        logger.info("%s: %s; loaded in %.1f s", config.model, self.precision, time.monotonic() - began)
+
+    def _operations(self, config: EngineConfig, source: WeightSource, threads: int, widths: list[int]) -> Operations:
+        """The kernels for this model. `widths`: of the inputs of its matrices."""
+        rounds = config.dtype in ("auto", "bfloat16")
+        try:
+            return choose_operations(
+                self.device,
+                _dtype(config, source.config, self.device),
+                threads=threads,
+                capacity=config.max_num_batched_tokens,
+                max_context=self.max_model_len,
+                widths=widths,
+                head_dim=source.config.head_dim,
+                bfloat16=source.stores_bfloat16 and rounds,
+                int8=source.stored_as is not None and rounds,
+                path=config.kernels,
+            )
+        except ValueError as error:
+            raise ConfigError(f"--kernels {config.kernels}: {error}; use --kernels auto") from error
+
+    def _decoder(
+        self,
+        source: WeightSource,
+        family: Family,
+        operations: Operations,
+        threads: int,
+        progress: Callable[[str], None],
+        group: Group | None,
+    ) -> Decoder:
+        """The model with its weights loaded."""
+        try:
+            return Decoder(
+                source,
+                family,
+                operations,
+                max_context=self.max_model_len,
+                device=self.device,
+                threads=threads,
+                progress=progress,
+                group=group,
+            )
+        except (MemoryError, ValueError, IndexError, TypeError, RuntimeError) as error:
+            raise _unloadable(error) from error
+
+    def _open_pool(
+        self, config: EngineConfig, kv_dtype: torch.dtype, scales: list[CacheScales] | None, group: Group | None
+    ) -> None:
+        """Gives the model the KV pool: as many blocks as there is memory for, on each rank as on the one with the least."""
+        own = self._model.config
+        self.num_blocks = plan_blocks(config, own, kv_dtype, self._budget(config, own))
+        if group is not None:
+            self.num_blocks = group.least(self.num_blocks)
+        cache = allocate(own, self.num_blocks, kv_dtype, self.device)
+        self._model.attach(replace(cache, scales=scales))
         for line in memory_lines(
             self.device.type, self.num_blocks, block_bytes(own, kv_dtype), self.max_model_len, self.window
         ):
             logger.info(line)
-        logger.info("%s: %s; loaded in %.1f s", config.model, self.precision, time.monotonic() - began)
 
     def _budget(self, config: EngineConfig, model: ModelConfig) -> int:
         """Bytes for the KV pool: on a GPU what a step of full size leaves."""
