@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -189,8 +190,16 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+@cache
+def compiled_kernels() -> dict[str, str]:
+    """Where the engine keeps them outside a home; in each test's own home it would compile them anew, for half a minute."""
+    from kernels.cpu.compiled import cache_folder
+
+    return {"NUMBA_CACHE_DIR": str(cache_folder())}
+
+
 def _environment() -> dict[str, str]:
     """Ours without any setting of a Metergate that the person runs, and without proxies."""
     unwanted = ("METERGATE_", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
-    return {**kept, "PYTHONUNBUFFERED": "1"}
+    return {**kept, **compiled_kernels(), "PYTHONUNBUFFERED": "1"}

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tests.e2e.product import compiled_kernels
 from tests.faults.callers import Callers
 from tests.faults.processes import descendants
 from tests.fixtures.valkey import ValkeyServer
@@ -104,6 +105,7 @@ class GatewayProcess:
             "METERGATE_ADMIN_KEY": ADMIN_KEY,
             "FAULT_CLOCK": str(self._clock),
             "FAULT_PLANTED": self._planted,
+            **compiled_kernels(),
             **self._environ,
         }
         command = [sys.executable, "-m", "tests.faults.gateway", "serve", "--config", str(self._config)]
