@@ -31,6 +31,43 @@ MOST_SPLIT = 256
 
 
 @triton.jit
+def _tiles_of(split, position, last, WINDOW: tl.constexpr, SPLITS: tl.constexpr, N: tl.constexpr):
+    """The first key that the item's first token sees, and the tiles of keys that are this part's: from one to before another."""
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(position - WINDOW + 1, 0)
+    tile = begin // N
+    tiles = (last + N - 1) // N - tile
+    each = (tiles + SPLITS - 1) // SPLITS
+    start = tile + split * each
+    return begin, start, tl.minimum(start + each, tile + tiles)
+
+
+@triton.jit
+def _scores(query, keys, key, own, allowed, scale, softcap, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr):
+    """cap(q Kᵀ scale), -inf where it is not `allowed` or the mask forbids it."""
+    scores = tl.dot(query, tl.trans(keys), input_precision="ieee").to(tl.float32) * scale
+    if SOFTCAP:
+        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+    seen = (key[None, :] <= own[:, None]) & allowed
+    if WINDOW > 0:
+        seen = seen & (key[None, :] > own[:, None] - WINDOW)
+    return tl.where(seen, scores, float("-inf"))
+
+
+@triton.jit
+def _take_in(scores, values, best, total, sums):
+    """The online softmax, one tile of keys further."""
+    higher = tl.maximum(best, tl.max(scores, axis=1))
+    shift = tl.where(higher == float("-inf"), 0.0, higher)
+    weights = tl.exp(scores - shift[:, None])
+    fade = tl.exp(best - shift)
+    total = total * fade + tl.sum(weights, axis=1)
+    sums = sums * fade[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee").to(tl.float32)
+    return higher, total, sums
+
+
+@triton.jit
 def _attend(
     q, q_token, q_head, k_cache, v_cache, block_stride, head_stride, row_stride, tables, table_stride, entry_stride, items,
     out, out_token, out_head, part_sums, part_best, k_scales, v_scales, scale, softcap, size,
@@ -54,29 +91,19 @@ def _attend(
     inside = live[:, None] & (column < size)[None, :]
     at = (first + token)[:, None]
     query = tl.load(q + at * q_token + head[:, None] * q_head + column[None, :], mask=inside, other=0.0)
-    own = position + token
     if SCALED:
         scale *= tl.load(k_scales + kv_head)
 
     last = position + count
-    begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(position - WINDOW + 1, 0)
-    tile = begin // N
-    tiles = (last + N - 1) // N - tile
-    each = (tiles + SPLITS - 1) // SPLITS
-    start = tile + split * each
-    stop = tl.minimum(start + each, tile + tiles)
-
+    begin, start, stop = _tiles_of(split, position, last, WINDOW, SPLITS, N)
     best = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     sums = tl.zeros([M, SIZE], tl.float32)
     for number in range(start, stop):
         key = number * N + tl.arange(0, N)
         readable = (key < last) & (key >= begin)
-        page = tl.load(tables + sequence * table_stride + key // ROWS * entry_stride, mask=readable, other=0).to(
-            tl.int64
-        )
+        entry = tables + sequence * table_stride + key // ROWS * entry_stride
+        page = tl.load(entry, mask=readable, other=0).to(tl.int64)
         place = page * block_stride + kv_head * head_stride + (key % ROWS) * row_stride
         wanted = readable[:, None] & (column < size)[None, :]
         keys = tl.load(k_cache + place[:, None] + column[None, :], mask=wanted, other=0.0)
@@ -84,20 +111,9 @@ def _attend(
         if UPCAST:
             keys = keys.to(tl.float32).to(query.dtype)
             values = values.to(tl.float32).to(query.dtype)
-        scores = tl.dot(query, tl.trans(keys), input_precision="ieee").to(tl.float32) * scale
-        if SOFTCAP:
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
-        seen = (key[None, :] <= own[:, None]) & readable[None, :] & live[:, None]
-        if WINDOW > 0:
-            seen = seen & (key[None, :] > own[:, None] - WINDOW)
-        scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(best, tl.max(scores, axis=1))
-        shift = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp(scores - shift[:, None])
-        fade = tl.exp(best - shift)
-        total = total * fade + tl.sum(weights, axis=1)
-        sums = sums * fade[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee").to(tl.float32)
-        best = higher
+        allowed = readable[None, :] & live[:, None]
+        scores = _scores(query, keys, key, position + token, allowed, scale, softcap, WINDOW, SOFTCAP)
+        best, total, sums = _take_in(scores, values, best, total, sums)
 
     if SPLITS == 1:
         result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
