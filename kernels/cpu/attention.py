@@ -10,32 +10,22 @@ begins is read (it may be given back).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-from llvmlite import ir
-from numba import carray, njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import carray, njit
 
 from .attention_tiles import narrow_line, score_tile, value_tile
 from .elementwise import store_bf16
+from .softmax import MASKED, ONE, ZERO, cap, scaled_copy, softmax
 from .tape import TOTAL, operation
 from .vector import (
-    BF16,
-    F32,
-    F32V,
-    I64,
     LANES,
     as_pointer,
     atomic_next,
-    exp,
-    load,
     prefetch,
     read_float,
     read_int,
-    splat,
-    sum_lanes,
     write_float,
     write_int,
 )  # fmt: skip
@@ -46,86 +36,6 @@ TILE = 6
 BLOCK = 16
 AHEAD = 2 * BLOCK
 """Tokens whose keys or values are asked of the memory so long before they are needed."""
-ZERO, ONE = np.float32(0.0), np.float32(1.0)
-MASKED = np.float32(-np.inf)
-
-
-@intrinsic(prefer_literal=True)
-def softmax(typingctx: Any, kind: Any, row: Any, vectors: Any, mark: Any) -> Any:
-    """row <- e^(row - m) over 16 * `vectors` elements (masked ones are -inf, and become 0), where m is the largest of them and of
-    what went before. `mark` (two floats) has the largest score and the sum of weights: before, then with this row. Returns
-    by what sums weighted before are to be multiplied. With the `kind` (a literal) pairs the row becomes bfloat16, from the
-    same place on.
-    """
-    if not isinstance(kind, types.StringLiteral):
-        return None
-    narrow = ir.VectorType(BF16, LANES) if kind.literal_value == "pairs" else None
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, row, vectors, mark = args
-        before = load(builder, mark, F32, 4)
-        weight = builder.inttoptr(builder.add(mark, I64(4)), F32.as_pointer())
-        best, total = cgutils.alloca_once(builder, F32V), cgutils.alloca_once(builder, F32V)
-        builder.store(splat(builder, before), best)
-        builder.store(F32V([0.0] * LANES), total)
-        with cgutils.for_range(builder, vectors, intp=I64) as loop:
-            x = load(builder, builder.add(row, builder.mul(loop.index, I64(64))), F32V, 4)
-            high = builder.load(best)
-            builder.store(builder.select(builder.fcmp_ordered(">", x, high), x, high), best)
-        name = f"llvm.vector.reduce.fmax.v{LANES}f32"
-        reduce = cgutils.get_or_insert_function(builder.module, ir.FunctionType(F32, [F32V]), name)
-        high = builder.call(reduce, [builder.load(best)])
-        shift = splat(builder, high)
-        with cgutils.for_range(builder, vectors, intp=I64) as loop:
-            at = builder.add(row, builder.mul(loop.index, I64(64)))
-            value = exp(builder, builder.fsub(load(builder, at, F32V, 4), shift))
-            if narrow is None:
-                builder.store(value, builder.inttoptr(at, F32V.as_pointer()), align=4)
-            else:
-                half = builder.add(row, builder.mul(loop.index, I64(32)))
-                builder.store(builder.fptrunc(value, narrow), builder.inttoptr(half, narrow.as_pointer()), align=2)
-            builder.store(builder.fadd(builder.load(total), value), total)
-        shrunk = builder.extract_element(exp(builder, splat(builder, builder.fsub(before, high), 1)), I64(0))
-        own = sum_lanes(builder, builder.load(total))
-        builder.store(high, builder.inttoptr(mark, F32.as_pointer()), align=4)
-        builder.store(builder.fadd(builder.fmul(builder.load(weight, align=4), shrunk), own), weight, align=4)
-        return shrunk
-
-    return types.float32(kind, *[types.int64] * 3), codegen
-
-
-@intrinsic
-def scaled_copy(typingctx: Any, source: Any, target: Any, vectors: Any, factor: Any) -> Any:
-    """target = factor * source over 16 * `vectors` floats."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        source, target, vectors, factor = args
-        scale = splat(builder, factor)
-        with cgutils.for_range(builder, vectors, intp=I64) as loop:
-            offset = builder.mul(loop.index, I64(64))
-            value = builder.fmul(load(builder, builder.add(source, offset), F32V, 4), scale)
-            builder.store(value, builder.inttoptr(builder.add(target, offset), F32V.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64, types.float32), codegen
-
-
-@intrinsic
-def cap(typingctx: Any, row: Any, vectors: Any, softcap: Any) -> Any:
-    """s <- c tanh(s / c) over 16 * `vectors` floats, with tanh x = 1 - 2 / (1 + e^(2 x))."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        row, vectors, softcap = args
-        one, cap = F32V([1.0] * LANES), splat(builder, softcap)
-        double = splat(builder, builder.fdiv(F32(2.0), softcap))
-        with cgutils.for_range(builder, vectors, intp=I64) as loop:
-            at = builder.add(row, builder.mul(loop.index, I64(64)))
-            grown = builder.fadd(one, exp(builder, builder.fmul(load(builder, at, F32V, 4), double)))
-            tanh = builder.fsub(one, builder.fdiv(F32V([2.0] * LANES), grown))
-            builder.store(builder.fmul(cap, tanh), builder.inttoptr(at, F32V.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.float32), codegen
 
 
 @njit(inline="always")
@@ -162,6 +72,170 @@ def _value_block(
         value_tile(kind, 1, p, p_stride, values, tokens, size, y, y_stride)
 
 
+class Step(NamedTuple):
+    """What a row of the tape tells both kernels of attention, and where this thread's scratch lies."""
+
+    q: int
+    q_stride: int
+    out: int
+    out_stride: int
+    k_cache: int
+    v_cache: int
+    tables: int
+    table_stride: int
+    heads: int
+    kv_heads: int
+    group: int
+    size: int
+    scale: float
+    columns: int
+    head_bytes: int
+    """Of one block's keys (or values) for one kv head."""
+    query: int
+    result: int
+    scores: int
+
+
+@njit(inline="always")
+def read_step(row: int, width: int, tile: int) -> Step:
+    """Takes a place in the scratch. `width`: bytes of a cached number; `tile`: rows at once."""
+    heads, kv_heads, size = read_int(row, 13), read_int(row, 14), read_int(row, 15)
+    query = read_int(row, 17) + atomic_next(row + 8) * read_int(row, 18)
+    result = query + tile * size * 4
+    return Step(
+        read_int(row, 4), read_int(row, 5), read_int(row, 6), read_int(row, 7),
+        read_int(row, 8), read_int(row, 9), read_int(row, 10), read_int(row, 11),
+        heads, kv_heads, heads // kv_heads, size, read_float(row + 128, 0), read_int(row, 19), BLOCK * size * width,
+        query, result, result + tile * size * 4,
+    )  # fmt: skip
+
+
+class Tile(NamedTuple):
+    """Rows of a task that are computed at once: `rows` of them from `start` on."""
+
+    table: int
+    kv_head: int
+    first: int
+    """The item's first token in the batch; it stands at `position`."""
+    position: int
+    start: int
+    rows: int
+    shared: int
+    """Blocks of which a part lies in out already."""
+    begin: int
+    length: int
+    """Keys from `begin` to before `length` are read."""
+
+
+@njit(inline="always")
+def _tile(step: Step, item: int, kv_head: int, start: int, window: int) -> Tile:
+    table = step.tables + read_int(item, 0) * step.table_stride
+    first, tokens, position = read_int(item, 1), read_int(item, 2), read_int(item, 3)
+    shared = 0 if window > 0 else read_int(item, 4)
+    rows = min(TILE, tokens * step.group - start)
+    begin = shared * BLOCK
+    if window > 0:
+        begin = max(0, position + start // step.group + 1 - window) // BLOCK * BLOCK
+    length = position + (start + rows - 1) // step.group + 1
+    return Tile(table, kv_head, first, position, start, rows, shared, begin, length)
+
+
+@njit(inline="always")
+def _row(step: Step, tile: Tile, r: int) -> tuple[int, int]:
+    """The token in the batch and the query head of a tile's row."""
+    at = tile.start + r
+    return tile.first + at // step.group, tile.kv_head * step.group + at % step.group
+
+
+@njit(inline="always")
+def take_query(kind: str, step: Step, token: int, head: int, target: int) -> None:
+    """A token's query of one head, times the scale."""
+    source = step.q + token * step.q_stride + head * step.size * 4
+    if kind == "pairs":
+        narrow_line(source, target, step.size // LANES, step.scale)
+    else:
+        scaled_copy(source, target, step.size // LANES, step.scale)
+
+
+@njit(inline="always")
+def block_at(step: Step, table: int, kv_head: int, number: int) -> int:
+    """Where a block of a sequence lies in either cache."""
+    return (read_int(table, number) * step.kv_heads + kv_head) * step.head_bytes
+
+
+@njit(inline="always")
+def _ask_ahead(step: Step, tile: Tile, cache: int, at: int) -> None:
+    if tile.start == 0 and at + AHEAD < tile.length:
+        prefetch(cache + block_at(step, tile.table, tile.kv_head, at // BLOCK + AHEAD // BLOCK), step.head_bytes)
+
+
+@njit(inline="always")
+def _score_keys(kind: str, step: Step, tile: Tile) -> None:
+    for at in range(tile.begin, tile.length, BLOCK):
+        keys = step.k_cache + block_at(step, tile.table, tile.kv_head, at // BLOCK)
+        _ask_ahead(step, tile, step.k_cache, at)
+        line = step.scores + (at - tile.begin) * 4
+        _score_block(kind, tile.rows, step.query, step.size * 4, keys, step.size // 2, line, step.columns * 4)
+
+
+@njit(inline="always")
+def _hide(line: int, own: int, padded: int, window: int) -> None:
+    """Masks a row's scores: of keys beyond its position, which is the last of its `own`, and of those before its window."""
+    for t in range(own, padded):
+        write_float(line, t, MASKED)
+    if window > 0:
+        for t in range(own - window):
+            write_float(line, t, MASKED)
+
+
+@njit(inline="always")
+def _weigh(kind: str, step: Step, tile: Tile, window: int, softcap: float, marks: int) -> None:
+    """Scores become weights; the result becomes what the part read before has, as these weigh it."""
+    padded = (tile.length - tile.begin + LANES - 1) // LANES
+    for r in range(tile.rows):
+        line = step.scores + r * step.columns * 4
+        if softcap > ZERO:
+            cap(line, padded, softcap)
+        _hide(line, tile.position + (tile.start + r) // step.group + 1 - tile.begin, padded * LANES, window)
+        token, head = _row(step, tile, r)
+        part, mark, sums = marks + (token * step.heads + head) * 8, step.query + r * 8, step.result + r * step.size * 4
+        write_float(mark, 0, read_float(part, 0) if tile.shared > 0 else MASKED)
+        write_float(mark, 1, read_float(part, 1) if tile.shared > 0 else ZERO)
+        shrunk = softmax(kind, line, padded, mark)
+        if tile.shared > 0:
+            scaled_copy(step.out + token * step.out_stride + head * step.size * 4, sums, step.size // LANES, shrunk)
+        else:
+            for i in range(step.size):
+                write_float(sums, i, ZERO)
+
+
+@njit(inline="always")
+def _add_values(kind: str, step: Step, tile: Tile) -> None:
+    for at in range(tile.begin, tile.length, BLOCK):
+        values = step.v_cache + block_at(step, tile.table, tile.kv_head, at // BLOCK)
+        _ask_ahead(step, tile, step.v_cache, at)
+        count = min(BLOCK, tile.length - at)
+        line = step.scores + (at - tile.begin) * (2 if kind == "pairs" else 4)
+        _value_block(kind, tile.rows, line, step.columns * 4, values, count, step.size, step.result, step.size * 4)
+
+
+@njit(inline="always")
+def _give(step: Step, tile: Tile, twin: int, twin_stride: int) -> None:
+    """Sums over weights, to `out` and, where it is wanted, in bfloat16."""
+    for r in range(tile.rows):
+        token, head = _row(step, tile, r)
+        target = step.out + token * step.out_stride + head * step.size * 4
+        total = read_float(step.query, 2 * r + 1)
+        scaled_copy(step.result + r * step.size * 4, target, step.size // LANES, ONE / total)
+        if twin != 0:
+            narrow = twin + token * twin_stride + head * step.size * 2
+            store_bf16(
+                carray(as_pointer(target), (step.size,), np.float32),
+                carray(as_pointer(narrow), (step.size,), np.uint16),
+                step.size,
+            )
+
+
 @njit(inline="always")
 def attend(kind: str, width: int, row: int) -> int:
     """Arguments: q, its token stride (bytes), out, its token stride, k_cache, v_cache, block tables (int64), their stride
@@ -170,88 +244,23 @@ def attend(kind: str, width: int, row: int) -> int:
     thread, scores per row of the scratch, window (0: none), softcap (a float's bits; 0: none), where to put out in bfloat16 as
     well (0: nowhere), its token stride, marks (float32 [tokens, query heads, 2]: of those parts).
     """
-    header = read_int(row, 3)
-    items = read_int(header, 1)
-    q, q_stride, out, out_stride = read_int(row, 4), read_int(row, 5), read_int(row, 6), read_int(row, 7)
-    k_cache, v_cache, tables, table_stride = read_int(row, 8), read_int(row, 9), read_int(row, 10), read_int(row, 11)
-    work, heads, kv_heads, size = read_int(row, 12), read_int(row, 13), read_int(row, 14), read_int(row, 15)
-    scale, columns = read_float(row + 128, 0), read_int(row, 19)
-    window, softcap = read_int(row, 20), read_float(row + 168, 0)
-    twin, twin_stride, marks = read_int(row, 22), read_int(row, 23), read_int(row, 24)
-    scratch = read_int(row, 17) + atomic_next(row + 8) * read_int(row, 18)
-    vectors, group = size // LANES, heads // kv_heads
-    query = scratch
-    result = query + TILE * size * 4
-    scores = result + TILE * size * 4
-    head_bytes = BLOCK * size * width
-    write_int(row, TOTAL, items * kv_heads)
+    step = read_step(row, width, TILE)
+    window, softcap, marks = read_int(row, 20), read_float(row + 168, 0), read_int(row, 24)
+    tasks = read_int(read_int(row, 3), 1) * step.kv_heads
+    write_int(row, TOTAL, tasks)
     done = 0
     task = atomic_next(row)
-    while task < items * kv_heads:
-        item, kv_head = work + (task // kv_heads) * 40, task % kv_heads
-        table = tables + read_int(item, 0) * table_stride
-        first, tokens, position = read_int(item, 1), read_int(item, 2), read_int(item, 3)
-        shared = 0 if window > 0 else read_int(item, 4)
-        for start in range(0, tokens * group, TILE):
-            rows = min(TILE, tokens * group - start)
-            for r in range(rows):
-                token, head = (start + r) // group, kv_head * group + (start + r) % group
-                source = q + (first + token) * q_stride + head * size * 4
-                if kind == "pairs":
-                    narrow_line(source, query + r * size * 4, vectors, scale)
-                else:
-                    scaled_copy(source, query + r * size * 4, vectors, scale)
-            length = position + (start + rows - 1) // group + 1
-            begin = shared * BLOCK
-            if window > 0:
-                begin = max(0, position + start // group + 1 - window) // BLOCK * BLOCK
-            for at in range(begin, length, BLOCK):
-                place = (read_int(table, at // BLOCK) * kv_heads + kv_head) * head_bytes
-                if start == 0 and at + AHEAD < length:
-                    coming = (read_int(table, at // BLOCK + AHEAD // BLOCK) * kv_heads + kv_head) * head_bytes
-                    prefetch(k_cache + coming, head_bytes)
-                line = scores + (at - begin) * 4
-                _score_block(kind, rows, query, size * 4, k_cache + place, size // 2, line, columns * 4)
-            padded = (length - begin + LANES - 1) // LANES
-            for r in range(rows):
-                own = position + (start + r) // group + 1 - begin
-                line = scores + r * columns * 4
-                if softcap > ZERO:
-                    cap(line, padded, softcap)
-                for t in range(own, padded * LANES):
-                    write_float(line, t, MASKED)
-                if window > 0:
-                    for t in range(own - window):
-                        write_float(line, t, MASKED)
-                token, head = first + (start + r) // group, kv_head * group + (start + r) % group
-                part, mark, sums = marks + (token * heads + head) * 8, query + r * 8, result + r * size * 4
-                write_float(mark, 0, read_float(part, 0) if shared > 0 else MASKED)
-                write_float(mark, 1, read_float(part, 1) if shared > 0 else ZERO)
-                shrunk = softmax(kind, line, padded, mark)
-                if shared > 0:
-                    scaled_copy(out + token * out_stride + head * size * 4, sums, vectors, shrunk)
-                else:
-                    for i in range(size):
-                        write_float(sums, i, ZERO)
-            for at in range(begin, length, BLOCK):
-                place = (read_int(table, at // BLOCK) * kv_heads + kv_head) * head_bytes
-                count = min(BLOCK, length - at)
-                if start == 0 and at + AHEAD < length:
-                    coming = (read_int(table, at // BLOCK + AHEAD // BLOCK) * kv_heads + kv_head) * head_bytes
-                    prefetch(v_cache + coming, head_bytes)
-                line = scores + (at - begin) * (2 if kind == "pairs" else 4)
-                _value_block(kind, rows, line, columns * 4, v_cache + place, count, size, result, size * 4)
-            for r in range(rows):
-                token, head = (start + r) // group, kv_head * group + (start + r) % group
-                target = out + (first + token) * out_stride + head * size * 4
-                scaled_copy(result + r * size * 4, target, vectors, ONE / read_float(query, 2 * r + 1))
-                if twin != 0:
-                    narrow = twin + (first + token) * twin_stride + head * size * 2
-                    store_bf16(
-                        carray(as_pointer(target), (size,), np.float32),
-                        carray(as_pointer(narrow), (size,), np.uint16),
-                        size,
-                    )
+    while task < tasks:
+        item, kv_head = read_int(row, 12) + (task // step.kv_heads) * 40, task % step.kv_heads
+        for start in range(0, read_int(item, 2) * step.group, TILE):
+            tile = _tile(step, item, kv_head, start, window)
+            for r in range(tile.rows):
+                token, head = _row(step, tile, r)
+                take_query(kind, step, token, head, step.query + r * step.size * 4)
+            _score_keys(kind, step, tile)
+            _weigh(kind, step, tile, window, softcap, marks)
+            _add_values(kind, step, tile)
+            _give(step, tile, read_int(row, 22), read_int(row, 23))
         done += 1
         task = atomic_next(row)
     return done

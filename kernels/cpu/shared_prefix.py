@@ -11,14 +11,15 @@ Source: https://flashinfer.ai/2024/02/02/cascade-inference.html. Who shares what
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .attention import BLOCK, MASKED, ONE, ZERO, cap, scaled_copy, softmax
-from .attention_tiles import STEPS, add_step, key_vectors, narrow_line, value_vectors
+from .attention import BLOCK, Step, block_at, read_step, take_query
+from .attention_tiles import STEPS, add_step, key_vectors, value_vectors
+from .softmax import MASKED, ONE, ZERO, cap, scaled_copy, softmax
 from .tape import TOTAL, operation
 from .vector import (
     F32V,
@@ -123,6 +124,102 @@ def _store(builder: Any, sums: list[list[Any]], target: Any, stride: Any) -> Non
             builder.store(builder.load(slot), builder.inttoptr(at, F32V.as_pointer()), align=4)
 
 
+class Tile(NamedTuple):
+    """Rows of a task that are computed at once: `rows` of them from `start` on, of the tokens that `members` names."""
+
+    table: int
+    kv_head: int
+    members: int
+    blocks: int
+    start: int
+    rows: int
+
+
+@njit(inline="always")
+def _tile(step: Step, item: int, kv_head: int, start: int, members: int) -> Tile:
+    table = step.tables + read_int(item, 0) * step.table_stride
+    rows = min(TILE, read_int(item, 2) * step.group - start)
+    return Tile(table, kv_head, members + read_int(item, 1) * 8, read_int(item, 3), start, rows)
+
+
+@njit(inline="always")
+def _row(step: Step, tile: Tile, r: int) -> tuple[int, int]:
+    """The token in the batch and the query head of a tile's row."""
+    at = tile.start + r
+    return read_int(tile.members, at // step.group), tile.kv_head * step.group + at % step.group
+
+
+@njit(inline="always")
+def _take_queries(kind: str, step: Step, tile: Tile) -> None:
+    """The tile is always whole: rows without a token are 0."""
+    for r in range(tile.rows):
+        token, head = _row(step, tile, r)
+        take_query(kind, step, token, head, step.query + r * step.size * 4)
+    for i in range(tile.rows * step.size, TILE * step.size):
+        write_float(step.query, i, ZERO)
+
+
+@njit(inline="always")
+def _ask_ahead(step: Step, tile: Tile, at: int, one: int, two: int) -> None:
+    prefetch(step.v_cache + one, step.head_bytes)
+    prefetch(step.v_cache + two, step.head_bytes)
+    if at + AHEAD < tile.blocks:
+        for coming in range(at + AHEAD, at + AHEAD + 2):
+            prefetch(step.k_cache + block_at(step, tile.table, tile.kv_head, coming), step.head_bytes)
+
+
+@njit(inline="always")
+def _score_keys(kind: str, step: Step, tile: Tile) -> None:
+    for at in range(0, tile.blocks, 2):
+        one = block_at(step, tile.table, tile.kv_head, at)
+        two = block_at(step, tile.table, tile.kv_head, at + 1)
+        if tile.start == 0:
+            _ask_ahead(step, tile, at, one, two)
+        line, first, second = step.scores + at * BLOCK * 4, step.k_cache + one, step.k_cache + two
+        _score_blocks(kind, step.query, step.size * 4, first, second, step.size // 2, line, step.columns * 4)
+
+
+@njit(inline="always")
+def _weigh(kind: str, step: Step, tile: Tile, softcap: float) -> None:
+    """Scores become weights; the queries' place is taken by the marks."""
+    for r in range(TILE):
+        line, mark = step.scores + r * step.columns * 4, step.query + r * 8
+        if softcap > ZERO:
+            cap(line, tile.blocks, softcap)
+        write_float(mark, 0, MASKED)
+        write_float(mark, 1, ZERO)
+        softmax(kind, line, tile.blocks, mark)
+
+
+@njit(inline="always")
+def _add_values(kind: str, step: Step, tile: Tile) -> None:
+    vectors = step.size // LANES
+    values, block_bytes = step.v_cache + tile.kv_head * step.head_bytes, step.kv_heads * step.head_bytes
+    for column in range(0, vectors - 1, 2):
+        _weigh_values(
+            kind, 2, step.scores, step.columns * 4, tile.table, tile.blocks, values + column * 64, block_bytes, step.size,
+            step.result + column * 64, step.size * 4,
+        )  # fmt: skip
+    if vectors % 2 == 1:
+        last = (vectors - 1) * 64
+        _weigh_values(
+            kind, 1, step.scores, step.columns * 4, tile.table, tile.blocks, values + last, block_bytes, step.size,
+            step.result + last, step.size * 4,
+        )  # fmt: skip
+
+
+@njit(inline="always")
+def _leave(step: Step, tile: Tile, marks: int) -> None:
+    """The sums to `out` as they are, and their marks beside it."""
+    for r in range(tile.rows):
+        token, head = _row(step, tile, r)
+        target = step.out + token * step.out_stride + head * step.size * 4
+        scaled_copy(step.result + r * step.size * 4, target, step.size // LANES, ONE)
+        mark = marks + (token * step.heads + head) * 8
+        write_float(mark, 0, read_float(step.query, 2 * r))
+        write_float(mark, 1, read_float(step.query, 2 * r + 1))
+
+
 @njit(inline="always")
 def attend_prefix(kind: str, width: int, row: int) -> int:
     """Arguments: those of `attend` up to its stride of the tables; items (int64 [n, 4]: a sequence in whose table the blocks
@@ -130,83 +227,23 @@ def attend_prefix(kind: str, width: int, row: int) -> int:
     bytes per thread, scores per row of the scratch, softcap (a float's bits; 0: none), members (int64: tokens of the batch),
     marks (float32 [tokens, query heads, 2]: largest score and sum of weights).
     """
-    items = read_int(read_int(row, 3), 2)
-    q, q_stride, out, out_stride = read_int(row, 4), read_int(row, 5), read_int(row, 6), read_int(row, 7)
-    k_cache, v_cache, tables, table_stride = read_int(row, 8), read_int(row, 9), read_int(row, 10), read_int(row, 11)
-    work, heads, kv_heads, size = read_int(row, 12), read_int(row, 13), read_int(row, 14), read_int(row, 15)
-    scale, columns, softcap = read_float(row + 128, 0), read_int(row, 19), read_float(row + 160, 0)
-    members, marks = read_int(row, 21), read_int(row, 22)
-    write_int(row, TOTAL, items * kv_heads)
+    softcap, members, marks = read_float(row + 160, 0), read_int(row, 21), read_int(row, 22)
+    tasks = read_int(read_int(row, 3), 2) * read_int(row, 14)
+    write_int(row, TOTAL, tasks)
     done = 0
     task = atomic_next(row)
-    if task >= items * kv_heads:
+    if task >= tasks:
         return 0
-    scratch = read_int(row, 17) + atomic_next(row + 8) * read_int(row, 18)
-    vectors, group = size // LANES, heads // kv_heads
-    query = scratch
-    result = query + TILE * size * 4
-    scores = result + TILE * size * 4
-    head_bytes = BLOCK * size * width
-    while task < items * kv_heads:
-        item, kv_head = work + (task // kv_heads) * 32, task % kv_heads
-        table = tables + read_int(item, 0) * table_stride
-        first, tokens, blocks = members + read_int(item, 1) * 8, read_int(item, 2), read_int(item, 3)
-        for start in range(0, tokens * group, TILE):
-            rows = min(TILE, tokens * group - start)
-            for r in range(rows):
-                token, head = read_int(first, (start + r) // group), kv_head * group + (start + r) % group
-                source = q + token * q_stride + head * size * 4
-                if kind == "pairs":
-                    narrow_line(source, query + r * size * 4, vectors, scale)
-                else:
-                    scaled_copy(source, query + r * size * 4, vectors, scale)
-            for i in range(rows * size, TILE * size):
-                write_float(query, i, ZERO)
-            for at in range(0, blocks, 2):
-                one = (read_int(table, at) * kv_heads + kv_head) * head_bytes
-                two = (read_int(table, at + 1) * kv_heads + kv_head) * head_bytes
-                if start == 0:
-                    prefetch(v_cache + one, head_bytes)
-                    prefetch(v_cache + two, head_bytes)
-                    if at + AHEAD < blocks:
-                        for coming in range(at + AHEAD, at + AHEAD + 2):
-                            prefetch(k_cache + (read_int(table, coming) * kv_heads + kv_head) * head_bytes, head_bytes)
-                line = scores + at * BLOCK * 4
-                _score_blocks(kind, query, size * 4, k_cache + one, k_cache + two, size // 2, line, columns * 4)
-            for r in range(TILE):
-                line, mark = scores + r * columns * 4, query + r * 8
-                if softcap > ZERO:
-                    cap(line, blocks, softcap)
-                write_float(mark, 0, MASKED)
-                write_float(mark, 1, ZERO)
-                softmax(kind, line, blocks, mark)
-            values, block_bytes = v_cache + kv_head * head_bytes, kv_heads * head_bytes
-            for column in range(0, vectors - 1, 2):
-                _weigh_values(
-                    kind, 2, scores, columns * 4, table, blocks, values + column * 64, block_bytes, size,
-                    result + column * 64, size * 4,
-                )  # fmt: skip
-            if vectors % 2 == 1:
-                last = (vectors - 1) * 64
-                _weigh_values(
-                    kind,
-                    1,
-                    scores,
-                    columns * 4,
-                    table,
-                    blocks,
-                    values + last,
-                    block_bytes,
-                    size,
-                    result + last,
-                    size * 4,
-                )
-            for r in range(rows):
-                token, head = read_int(first, (start + r) // group), kv_head * group + (start + r) % group
-                scaled_copy(result + r * size * 4, out + token * out_stride + head * size * 4, vectors, ONE)
-                mark = marks + (token * heads + head) * 8
-                write_float(mark, 0, read_float(query, 2 * r))
-                write_float(mark, 1, read_float(query, 2 * r + 1))
+    step = read_step(row, width, TILE)
+    while task < tasks:
+        item, kv_head = read_int(row, 12) + (task // step.kv_heads) * 32, task % step.kv_heads
+        for start in range(0, read_int(item, 2) * step.group, TILE):
+            tile = _tile(step, item, kv_head, start, members)
+            _take_queries(kind, step, tile)
+            _score_keys(kind, step, tile)
+            _weigh(kind, step, tile, softcap)
+            _add_values(kind, step, tile)
+            _leave(step, tile, marks)
         done += 1
         task = atomic_next(row)
     return done
