@@ -1,4 +1,4 @@
-"""A child process that speaks with this one over a socket pair: started, listened to, killed when it falls silent, not left behind.
+"""A child process that speaks with this one over a socket pair: started, listened to, killed when silent, never left behind.
 
 Silence is counted in our own beats, not by the clock: where the whole machine stood still, both have missed the same ones.
 """
