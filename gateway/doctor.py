@@ -21,7 +21,7 @@ import httpx
 from sqlalchemy import make_url
 
 from billing.database import open_database, reading
-from gateway import database
+from gateway import compiled, database
 from gateway.admin.audit import verify
 from gateway.metering.dead_letters import unresolved
 from gateway.metering.inspect import state, trouble
@@ -72,7 +72,13 @@ async def examine(settings: Settings, url: str | None = None) -> list[Check]:
 
     `url` is where a gateway must answer; without one it may, where the configuration says it listens.
     """
-    checks = [_python(), _configuration(settings), _home(settings.home), journal(settings.home / "journal")]
+    checks = [
+        _python(),
+        _request_path(),
+        _configuration(settings),
+        _home(settings.home),
+        journal(settings.home / "journal"),
+    ]
     checks.append(await _guarded("gateway", lambda: _gateway(settings, url)))
     checks.append(await _guarded("database", lambda: _database(settings)))
     if checks[-1].health is Health.OK:
@@ -108,6 +114,12 @@ def _python() -> Check:
         return ok("metergate", f"{version('metergate')}, {found}")
     except PackageNotFoundError:
         return warn("metergate", f"not installed as a package, {found}", "pip install metergate, or use `make run`")
+
+
+def _request_path() -> Check:
+    if compiled.is_active():
+        return ok("request path", f"{len(compiled.MODULES)} modules of it run compiled")
+    return ok("request path", "interpreted; `metergate compile` makes a request cheaper (it needs a C compiler)")
 
 
 def _configuration(settings: Settings) -> Check:

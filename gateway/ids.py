@@ -11,6 +11,8 @@ from typing import Final
 _COUNTER_BITS: Final = 74  # 12 bits of rand_a and 62 of rand_b, used as one counter (RFC 9562, 6.2, method 2)
 _COUNTER_MAX: Final = (1 << _COUNTER_BITS) - 1
 _POOL_BYTES: Final = 4096
+_UNKNOWN: Final = uuid.SafeUUID.unknown
+_set: Final = object.__setattr__
 
 
 class _Generator:
@@ -52,8 +54,8 @@ class _Generator:
 def uuid_of(value: int) -> uuid.UUID:
     """`UUID(int=value)` without its checks, which cost more than the rest of an id: the value is one of ours."""
     made = object.__new__(uuid.UUID)
-    object.__setattr__(made, "int", value)
-    object.__setattr__(made, "is_safe", uuid.SafeUUID.unknown)
+    _set(made, "int", value)
+    _set(made, "is_safe", _UNKNOWN)
     return made
 
 

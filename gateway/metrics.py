@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from billing.money import NANO
 from billing.usage import TokenClass
+from gateway import compiled
 from gateway.metrics_cells import Counts, Timings
 from gateway.metrics_sum import MetricsSum
 
@@ -203,8 +204,10 @@ class Metrics:
         )
         self.started = self._gauge("start_time_seconds", "When this process was started, in Unix time.")
         self.started.set(time.time())
-        self.build = self._gauge("build_info", "1, with the release that serves.", "version")
-        self.build.labels(version("metergate")).set(1)
+        self.build = self._gauge(
+            "build_info", "1, with the release that serves and how its code runs.", "version", "path"
+        )
+        self.build.labels(version("metergate"), "compiled" if compiled.is_active() else "interpreted").set(1)
 
     def route(self, surface: str, model: str, provider: str) -> RouteMetrics:
         """The instruments of one route. Callers that serve the same route keep the result."""

@@ -24,7 +24,7 @@ from gateway.secret import Secret
 Path_ = tuple[str | int, ...]
 
 PREFIX: Final = "METERGATE_"
-NOT_SETTINGS: Final = frozenset({"METERGATE_CONFIG", "METERGATE_URL"})
+NOT_SETTINGS: Final = frozenset({"METERGATE_COMPILED", "METERGATE_CONFIG", "METERGATE_URL"})
 """Variables of the command line (`--config`, the address of the admin API), not of the configuration."""
 FOREIGN: Final = re.compile(
     r"METERGATE_(?:(?:\w+_)?SERVICE_(?:HOST|PORT)(?:_\w+)?|(?:\w+_)?PORT(?:_\d+_(?:TCP|UDP)(?:_\w+)?)?)$"

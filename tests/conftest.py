@@ -14,6 +14,10 @@ os.environ["TRITON_INTERPRET"] = "1"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# As written, here and in the processes that the tests start: many a test replaces a part of what would be compiled. The compiled
+# path has tests/gateway/test_compiled.py, which runs some of these tests again.
+os.environ.setdefault("METERGATE_COMPILED", "off")
+
 settings.register_profile("laws", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("laws")
 """A busy machine is no finding: how long an example takes says nothing about the law."""

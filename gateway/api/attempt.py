@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from billing.usage import Usage
 from gateway import tokens
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from gateway.upstream.wire import Transport, UpstreamResponse
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CANCEL_WAIT_S: Final = 1.0
 COUNT_WAIT_S: Final = 0.5
@@ -235,6 +237,18 @@ class Attempt:
 
     async def leave(self) -> None:
         """The caller is gone: the provider is told to stop, and what it produced is billed; closes the request."""
+        usage = await self.releasing(self._stopped())
+        if usage is None:
+            self.close_partial(CANCELLED, LEFT)
+        else:
+            usage, estimated = self.judged(usage, self._delivered)
+            self.outcome(CANCELLED, usage=usage, error=LEFT, estimated=estimated)
+            estimated = estimated or usage.flaw is not None
+            self.account.close(CANCELLED, answered=self.sequence, estimated=estimated, error=LEFT)
+        await self.account.settle()
+
+    async def _stopped(self) -> Usage | None:
+        """The usage, where the provider was told to stop and still said it."""
         usage: Usage | None = None
         try:
             async with asyncio.timeout(CANCEL_WAIT_S):
@@ -248,16 +262,7 @@ class Attempt:
         except asyncio.CancelledError:
             self.close_partial(CANCELLED, LEFT)
             raise
-        finally:
-            await self.release()
-        if usage is None:
-            self.close_partial(CANCELLED, LEFT)
-        else:
-            usage, estimated = self.judged(usage, self._delivered)
-            self.outcome(CANCELLED, usage=usage, error=LEFT, estimated=estimated)
-            estimated = estimated or usage.flaw is not None
-            self.account.close(CANCELLED, answered=self.sequence, estimated=estimated, error=LEFT)
-        await self.account.settle()
+        return usage
 
     def _delivered(self) -> int:
         return 0 if self.scanner is None else self.scanner.output_tokens()
@@ -285,6 +290,19 @@ class Attempt:
         self.outcome(status, usage=usage, error=error, estimated=True)
         delivered = account.ttft_us is not None or status != INCOMPLETE
         account.close(status, answered=self.sequence if delivered else None, estimated=True, error=error)
+
+    async def releasing(self, work: Awaitable[T]) -> T:
+        """What `work` gives. However it ends, the connection is released.
+
+        Not by an `await` in a `finally`, which mypyc gets wrong (docs/decisions/0019-compiled-path.md).
+        """
+        try:
+            done = await work
+        except BaseException:
+            await self.release()
+            raise
+        await self.release()
+        return done
 
     async def release(self) -> None:
         """Gives the connection back, or drops it when the answer was not read to its end."""

@@ -193,14 +193,31 @@ class Serving:
 
     async def _whole(self, attempt: Attempt) -> Failure | None:
         """An answer in one piece. Returns the failure, or None when the caller has been answered."""
-        provider, caller, account = attempt.route.provider, self._caller, self._account
+        account = self._account
+        answer = await attempt.releasing(self._read_answer(attempt))
+        if answer is None or isinstance(answer, Failure):
+            return answer
+        attempt.first_content()
+        usage, estimated = await attempt.answered(answer, attempt.route.of.tokenizer)
+        attempt.outcome(COMPLETED, usage=usage, tier=answer.service_tier, estimated=estimated)
+        status = CANCELLED if self._caller.gone else COMPLETED
+        account.close(status, answered=attempt.sequence, estimated=estimated or usage.flaw is not None)
+        await account.settle()
+        if attempt.keeping is not None:
+            attempt.keeping.hear_whole(answer)
+        await self._send_answer(attempt.route, answer)
+        return None
+
+    async def _read_answer(self, attempt: Attempt) -> Answer | Failure | None:
+        """The provider's answer, or why there is none; None when the caller has left."""
+        provider, caller = attempt.route.provider, self._caller
         limit_s = provider.settings.timeout_s
         try:
             response = attempt.response = await caller.open(attempt.transport, attempt.outgoing, limit_s)
             body = await caller.read_whole(response, limit_s)
             if response.status != 200:
                 return provider.adapter.failure(provider, response.status, failures.retry_after(response), body)
-            answer = attempt.adapter.read_answer(attempt.call, response.header("content-type") or "", body)
+            return attempt.adapter.read_answer(attempt.call, response.header("content-type") or "", body)
         except Interrupted as interrupted:
             if interrupted.why != LEFT:
                 return failures.timed_out(provider.name)
@@ -217,17 +234,6 @@ class Serving:
             raise
         finally:
             self._upstream_ns += time.monotonic_ns() - attempt.began_ns
-            await attempt.release()
-        attempt.first_content()
-        usage, estimated = await attempt.answered(answer, attempt.route.of.tokenizer)
-        attempt.outcome(COMPLETED, usage=usage, tier=answer.service_tier, estimated=estimated)
-        status = CANCELLED if caller.gone else COMPLETED
-        account.close(status, answered=attempt.sequence, estimated=estimated or usage.flaw is not None)
-        await account.settle()
-        if attempt.keeping is not None:
-            attempt.keeping.hear_whole(answer)
-        await self._send_answer(attempt.route, answer)
-        return None
 
     async def _send_answer(self, route: Route, answer: Answer) -> None:
         cost = self._account.cost()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from gateway.api import failures
@@ -38,34 +39,39 @@ class StreamRelay:
         self._lines = lines
 
     async def run(self) -> Failure | None:
+        self._caller.stream_lines = self._lines
+        try:
+            failure = await self._relay()
+        except BaseException:
+            await self._finish_reading()
+            raise
+        await self._finish_reading()
+        return failure
+
+    async def _relay(self) -> Failure | None:
         attempt, caller = self._attempt, self._caller
         provider = attempt.route.provider
-        caller.stream_lines = self._lines
         try:
-            try:
-                attempt.response = await caller.open(attempt.transport, attempt.outgoing, provider.settings.timeout_s)
-                failure = await self._receive()
-            except Interrupted as interrupted:
-                if interrupted.why == LEFT:
-                    await attempt.leave()
-                    return None
-                failure = failures.timed_out(provider.name)
-            except TransportError as error:
-                failure = failures.broken(provider.name, error)
-            except StreamBroken as error:
-                failure = failures.unreadable(provider.name, str(error))
-            except BaseException as error:
-                why = STOPPING if isinstance(error, asyncio.CancelledError) else "internal error"
-                attempt.close_partial(INCOMPLETE, why)
-                raise
-            if failure is not None and self._account.ttft_us is None:
-                self._note_unseen(failure)
-                return failure
-            await self._end(failure)
-            return None
-        finally:
-            caller.stream_lines = None
-            await self._finish_reading()
+            attempt.response = await caller.open(attempt.transport, attempt.outgoing, provider.settings.timeout_s)
+            failure = await self._receive()
+        except Interrupted as interrupted:
+            if interrupted.why == LEFT:
+                await attempt.leave()
+                return None
+            failure = failures.timed_out(provider.name)
+        except TransportError as error:
+            failure = failures.broken(provider.name, error)
+        except StreamBroken as error:
+            failure = failures.unreadable(provider.name, str(error))
+        except BaseException as error:
+            why = STOPPING if isinstance(error, asyncio.CancelledError) else "internal error"
+            attempt.close_partial(INCOMPLETE, why)
+            raise
+        if failure is not None and self._account.ttft_us is None:
+            self._note_unseen(failure)
+            return failure
+        await self._end(failure)
+        return None
 
     def _note_unseen(self, failure: Failure) -> None:
         """It may have produced something that nobody saw: its cost is kept, the caller pays none of it."""
@@ -162,13 +168,14 @@ class StreamRelay:
 
     async def _finish_reading(self) -> None:
         """The caller has everything. A connection whose body was read to its end can carry the next call."""
+        self._caller.stream_lines = None
+        await self._attempt.releasing(self._drain())
+
+    async def _drain(self) -> None:
         response, scanner = self._attempt.response, self._scanner
-        try:
-            if response is not None and scanner.done and scanner.error is None:
-                async with asyncio.timeout(DRAIN_WAIT_S):
-                    while await response.read_chunk() is not None:
-                        pass
-        except (TransportError, TimeoutError):
-            pass
-        finally:
-            await self._attempt.release()
+        if response is None or not scanner.done or scanner.error is not None:
+            return
+        with contextlib.suppress(TransportError, TimeoutError):
+            async with asyncio.timeout(DRAIN_WAIT_S):
+                while await response.read_chunk() is not None:
+                    pass

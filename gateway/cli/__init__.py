@@ -12,6 +12,7 @@ COMMANDS: Final = {
     "serve": ("gateway.cli.serve", "Serve the gateway, with its bundled engines."),
     "engine": ("gateway.cli.engine", "The engine alone: serve one model over OpenAI's API."),
     "db": ("gateway.cli.db", "Upgrade the database, or check it."),
+    "compile": ("gateway.cli.compiling:compiling", "Compile the path of a request: the same answers for less CPU."),
     "doctor": ("gateway.cli.doctor", "Diagnose configuration, database, Redis, providers, model files and GPU."),
     "journal": ("gateway.cli.journal", "Look into the journal, or ship it again."),
     "reconcile": ("gateway.cli.reconcile", "The books against themselves, and against a provider's account."),

@@ -113,11 +113,14 @@ class Adapter(Protocol):
     what a base URL may leave out.
     """
 
-    kind: str
-    native: str
-    surfaces: frozenset[str]
-    root_suffix: str
-
+    @property
+    def kind(self) -> str: ...
+    @property
+    def native(self) -> str: ...
+    @property
+    def surfaces(self) -> frozenset[str]: ...
+    @property
+    def root_suffix(self) -> str: ...
     @property
     def fixed_headers(self) -> dict[str, str]: ...
     @property

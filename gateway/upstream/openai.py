@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 from msgspec import Raw
@@ -55,12 +55,12 @@ _EMPTY: Final = Raw(b'""')
 class OpenAIAdapter:
     """`fields` of a call are sent as they came, but for the model's name, the request for usage, a cap and rule 32d."""
 
-    kind = "openai"
-    native = "openai"
-    surfaces = frozenset({"chat", "completions", "embeddings", "messages", "responses"})
-    root_suffix = ""
-    cap_field = "max_tokens"
-    caches_prefixes = False
+    kind: ClassVar[str] = "openai"
+    native: ClassVar[str] = "openai"
+    surfaces: ClassVar[frozenset[str]] = frozenset({"chat", "completions", "embeddings", "messages", "responses"})
+    root_suffix: ClassVar[str] = ""
+    cap_field: ClassVar[str] = "max_tokens"
+    caches_prefixes: ClassVar[bool] = False
     """Whether it keeps prefixes for all who call with one credential: then each team's are salted apart."""
 
     def credentials(self, secret: str) -> dict[str, str]:

@@ -112,6 +112,7 @@ async def test_what_settled_counts_once_before_and_after_its_row_is_there(house:
     assert (await house.admission.store.unshipped([], 10)).settled == {}
 
 
+@pytest.mark.interpreted
 async def test_money_that_came_in_while_nobody_called_is_there_for_the_first_request(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,6 +224,7 @@ async def test_rule_27_none_of_several_keys_is_told_to_a_caller(gateway: Gateway
 # ---- our account's minute at a provider ----
 
 
+@pytest.mark.interpreted
 async def test_rule_12_what_the_journal_refuses_takes_nothing_of_a_providers_minute(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,6 +166,7 @@ async def test_rule_32d_what_cannot_be_passed_is_refused_before_anything_is_rese
     await gateway.settled()
 
 
+@pytest.mark.interpreted
 async def test_our_own_mistake_shows_no_trace(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a secret detail")

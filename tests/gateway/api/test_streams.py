@@ -219,6 +219,7 @@ async def test_a_parallel_slot_comes_back_whichever_way_a_stream_ends(gateway: G
         assert answer.status_code != 429, script
 
 
+@pytest.mark.interpreted
 async def test_rule_22_silence_is_filled_with_comments(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.api.caller.KEEP_ALIVE_S", 0.2)
     answer, body = await gateway.stream("first_delay_ms=900;chunks=2")
@@ -233,6 +234,7 @@ async def test_twenty_thousand_chunks(gateway: Gateway) -> None:
     assert (await gateway.row(answer))["tokens"]["output"] == 20_000
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("way", ["answered", "streamed", "left"])
 async def test_rule_12_a_request_that_cannot_be_rated_keeps_its_reservation_in_a_hard_budget(
     gateway: Gateway, up: Upstream, monkeypatch: pytest.MonkeyPatch, way: str

@@ -264,6 +264,7 @@ async def test_a_header_with_a_line_break_never_goes_out(value: bytes) -> None:
     assert answer.startswith(b"HTTP/1.1 500 ") and b"x-injected" not in answer
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("begun", [b"GE", b"POST /x HTTP/1.1\r\nhost: h\r\n", request(body=b"ten bytes!")[:-9]])
 async def test_a_request_that_stops_arriving_is_ended(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.serve.protocol.HEAD_S", 0.2)
@@ -273,6 +274,7 @@ async def test_a_request_that_stops_arriving_is_ended(begun: bytes, monkeypatch:
     assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n") and b'"code":"request_timeout"' in answer
 
 
+@pytest.mark.interpreted
 async def test_single_bytes_do_not_buy_a_head_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.serve.protocol.HEAD_S", 0.3)
     async with serving(echo) as port:

@@ -1,0 +1,121 @@
+"""The compiled path of a request: what its modules keep to, when it is found, and that the tests hold on it as well."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gateway.ids  # noqa: F401  # one of them
+from gateway import compiled
+from gateway.compiled import MODULES, ROOT, source_of
+from gateway.compiling import CannotCompile, compile_path
+
+AGAIN = (
+    "tests/gateway/test_sse.py tests/gateway/upstream tests/gateway/routing tests/gateway/serve/test_protocol.py"
+    " tests/gateway/api/test_streams.py tests/gateway/api/test_leaving.py tests/gateway/api/test_fallbacks.py"
+    " tests/e2e/test_founding_case.py"
+)
+"""What runs a second time, compiled: the protocols, streams and their endings, failures and fallbacks, money from end to end."""
+
+
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(source_of(module).read_text())
+
+
+def names(node: ast.AST) -> Iterator[str]:
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name):
+            yield each.id
+        elif isinstance(each, ast.Attribute):
+            yield each.attr
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_finally_awaits(module: str) -> None:
+    """mypyc raises an exception anew that a caller was handling, when a coroutine that it calls awaits in a `finally`."""
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Try):
+            awaiting = [
+                each.lineno
+                for last in node.finalbody
+                for each in ast.walk(last)
+                if isinstance(each, (ast.Await, ast.AsyncWith, ast.AsyncFor))
+            ]
+            assert not awaiting, f"{module}: awaits in a finally, line {awaiting}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_class_is_made_from_its_annotations(module: str) -> None:
+    """msgspec and dataclasses read a class's annotations, and Struct its keywords: a compiled class shows them neither."""
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.ClassDef):
+            assert not node.keywords, f"{module}.{node.name} has keywords"
+            assert "Struct" not in {name for base in node.bases for name in names(base)}, f"{module}.{node.name}"
+            assert "dataclass" not in {name for each in node.decorator_list for name in names(each)}, node.name
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_a_subclass_may_replace_is_marked_so(module: str) -> None:
+    """A plain attribute of a compiled class has a fixed place that a subclass's own of the same name does not change."""
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.ClassDef) and "mypyc_attr" in {n for each in node.decorator_list for n in names(each)}:
+            for each in node.body:
+                assert not isinstance(each, ast.Assign), f"{module}.{node.name}: line {each.lineno}"
+                if isinstance(each, ast.AnnAssign):
+                    assert "ClassVar" in set(names(each.annotation)), f"{module}.{node.name}: line {each.lineno}"
+
+
+def test_a_changed_source_is_not_what_was_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("gateway", "billing"):
+        (tmp_path / package).mkdir()
+    source = tmp_path / "billing" / "money.py"
+    source.write_text("NANO = 1\n")
+    monkeypatch.setattr(compiled, "ROOT", tmp_path)
+    before = compiled.digest()
+    assert compiled.digest() == before
+    source.write_text("NANO = 2\n")
+    assert compiled.digest() != before
+    source.write_text("NANO = 1\n")
+    source.rename(tmp_path / "gateway" / "money.py")
+    assert compiled.digest() != before
+
+
+def test_what_is_imported_already_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Half of it compiled and half not would share no types."""
+    monkeypatch.setenv("METERGATE_COMPILED", "on")
+    monkeypatch.setattr(compiled, "_FOLDER", tmp_path)
+    compiled.folder(compiled.digest()).mkdir()
+    assert "gateway.ids" in sys.modules
+    assert not compiled.activate()
+    monkeypatch.setattr(sys, "modules", {})
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    assert compiled.activate() and compiled.is_active()
+
+
+def test_without_a_compiler_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("gateway.compiling.folder", lambda of: tmp_path / "__compiled__" / of)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(CannotCompile, match="gcc"):
+        compile_path()
+    assert not (tmp_path / "__compiled__").exists()
+
+
+@pytest.mark.timeout(900)
+def test_the_tests_of_the_path_hold_on_it_compiled() -> None:
+    compile_path()
+    environment = {**os.environ, "METERGATE_COMPILED": "on"}
+    told = subprocess.run(
+        [sys.executable, "-c", "import gateway.api.exchange as e, gateway.compiled as c; print(c.is_active(), e.__file__)"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert told.stdout.startswith("True") and "__compiled__" in told.stdout
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not interpreted", *AGAIN.split()]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
