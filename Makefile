@@ -1,6 +1,6 @@
 # Metergate. `make help` lists the targets. Nothing is needed beforehand but Python 3.11 or newer.
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench venv dev clean
+.PHONY: help run compile test check format bench venv dev clean
 
 PYTHON ?=
 HOST   ?=
@@ -14,6 +14,11 @@ help:  ## this list
 
 run: venv  ## install what is missing, then serve on 127.0.0.1:8000 (PORT=…, HOST=…, CONFIG=… to change)
 	@exec $(BIN)/metergate serve $(if $(CONFIG),--config "$(CONFIG)") $(if $(HOST),--host "$(HOST)") $(if $(PORT),--port "$(PORT)")
+
+compile: venv  ## compile the path of a request: the same answers for less CPU (a C compiler is needed; one to three minutes, once)
+	@$(BIN)/python -c "import mypyc, setuptools" 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[compile]"
+	@$(BIN)/metergate compile
 
 test: dev  ## the whole test suite, with real PostgreSQL and Valkey (ARGS="tests/billing -x" for a part; ARGS="-n 0 …" in one process)
 	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
@@ -39,4 +44,4 @@ dev:
 	@PYTHON="$(PYTHON)" sh .ci/venv.sh dev
 
 clean:  ## remove .venv and every cache; the state in var/ stays
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist ./*.egg-info
+	rm -rf .venv gateway/__compiled__ .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist ./*.egg-info

@@ -26,6 +26,7 @@ from sqlalchemy import make_url, text
 from bench.load import Target
 from bench.processes import Process, free_port
 from billing.database import open_database
+from gateway.compiling import compile_path
 from gateway.database import upgrade
 from tests.faults.postgresql import OwnPostgresql
 from tests.fixtures.valkey import ValkeyServer
@@ -61,8 +62,13 @@ def bare_forward(upstream: int, folder: Path) -> Gateway:
 
 
 def metergate(upstream: int, folder: Path) -> Gateway:
-    """Everything on: a key with limits, a hard budget, the journal, the recorder, metrics. SQLite and memory limits."""
+    """Everything on: a key with limits, a hard budget, the journal, the recorder, metrics. SQLite and memory limits. Compiled."""
     return _metergate("metergate", upstream, folder)
+
+
+def metergate_interpreted(upstream: int, folder: Path) -> Gateway:
+    """The same without `metergate compile`."""
+    return _metergate("metergate-interpreted", upstream, folder, compiled=False)
 
 
 def metergate_postgresql(upstream: int, folder: Path) -> Gateway:
@@ -118,12 +124,20 @@ def serve_command(
 
 
 def _metergate(
-    name: str, upstream: int, folder: Path, stores: Mapping[str, str] = MappingProxyType({}), workers: int = 1
+    name: str,
+    upstream: int,
+    folder: Path,
+    stores: Mapping[str, str] = MappingProxyType({}),
+    workers: int = 1,
+    compiled: bool = True,
 ) -> Gateway:
+    if compiled:
+        compile_path()
     home = folder / name
     home.mkdir(parents=True, exist_ok=True)
     port = free_port()
     command, environment = serve_command(home, port, upstream=upstream, stores=stores, workers=workers)
+    environment["METERGATE_COMPILED"] = "on" if compiled else "off"
     process = Process(name, command, env=environment, folder=folder, port=port)
     wait_ready(port)
     since = "2020-01-01T00:00:00Z"
@@ -272,6 +286,7 @@ def tensorzero(upstream: int, folder: Path) -> Gateway:
 GATEWAYS: dict[str, Callable[[int, Path], Gateway]] = {
     "forward": bare_forward,
     "metergate": metergate,
+    "metergate-interpreted": metergate_interpreted,
     "metergate-pg": metergate_postgresql,
     "metergate-pg-2": metergate_workers,
     "tensorzero": tensorzero,

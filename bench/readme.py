@@ -21,6 +21,7 @@ LABELS = {
     "ferrogw-pg": "ferrogw, a row in PostgreSQL²",
     "portkey": "Portkey¹",
     "litellm": "LiteLLM¹",
+    "metergate-interpreted": "Metergate, not compiled",
     "metergate-pg": "Metergate on PostgreSQL and Valkey",
     "metergate-pg-2": "the same, 2 workers",
 }
