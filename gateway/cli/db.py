@@ -11,14 +11,11 @@ import click
 
 from gateway.cli.errors import CliError
 from gateway.cli.output import json_option, print_object
+from gateway.cli.parse import config_option
 from gateway.database import SchemaState
 from gateway.serve.preflight import prepare_home
 from gateway.serve.schema import bring_up_to_date, look
 from gateway.settings import Settings, load_settings, redact_url
-
-config_option = click.option(
-    "--config", type=click.Path(path_type=Path), envvar="METERGATE_CONFIG", help="Configuration file (YAML)."
-)
 
 
 def _settings(config: Path | None) -> Settings:

@@ -12,8 +12,8 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from gateway.cli.db import config_option
 from gateway.cli.output import console, json_option
+from gateway.cli.parse import config_option
 from gateway.doctor import Check, Health, examine
 from gateway.settings import load_settings
 

@@ -11,9 +11,9 @@ import click
 import msgspec
 
 from billing.times import DAY_US, now_us
-from gateway.cli.db import config_option
 from gateway.cli.errors import CliError
 from gateway.cli.output import json_option, print_object, print_rows
+from gateway.cli.parse import config_option
 from gateway.metering import inspect, segments
 from gateway.metering.segments import process_folders
 from gateway.metering.shipper import Outage

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 import click
 
+config_option = click.option(
+    "--config", type=click.Path(path_type=Path), envvar="METERGATE_CONFIG", help="Configuration file (YAML)."
+)
 HELP_TIME = "RFC 3339 time, such as 2026-01-01T00:00:00Z (default: now)."
 
 

@@ -15,9 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.database import open_database, reading
 from billing.times import format_time
-from gateway.cli.db import config_option
 from gateway.cli.errors import CliError
 from gateway.cli.output import json_option, print_rows
+from gateway.cli.parse import config_option
 from gateway.metering.provider_export import ExportError, compare, read_export
 from gateway.metering.reconcile import LOOK_BACK_HOURS, look, repair
 from gateway.settings import Settings, load_settings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gateway.cli.db import config_option
+from gateway.cli.parse import config_option
 
 
 @click.command()

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[3]
             "gateway.serve.single",
             {"torch", "triton", "local_engine", "kernels", "alembic", "pyreqwest", "rich", "pygments"},
         ),
+        ("gateway.cli.serve", {"rich", "pygments", "sqlalchemy", "httpx"}),
         ("gateway.serve.fleet", {"torch", "litestar", "sqlalchemy", "uvicorn", "jinja2"}),
         ("gateway.metering.recording", {"torch", "litestar", "uvicorn", "jinja2", "alembic", "httpx"}),
     ],
