@@ -82,7 +82,7 @@ def _rounding_operations(threads: int, capacity: int, max_context: int, *, bfloa
     from .cpu.int8_weights import int8_works
     from .cpu.onednn import bfloat16_works
     from .cpu.operations import CpuOperations
-    from .cpu.pairs import pairs_work
+    from .cpu.pairs import has_amx, pairs_work
 
     names: list[str] = []
     pairs, packed_float = False, None
@@ -99,10 +99,10 @@ def _rounding_operations(threads: int, capacity: int, max_context: int, *, bfloa
         if pairs:
             names.append("bfloat16 dot products")
         else:
-            logger.info("own bfloat16 linears are off (%s)", reason)
-    if bfloat16 and not pairs:
+            logger.info("own bfloat16 products are off (%s)", reason)
+    if bfloat16 and (has_amx() or not pairs):
         if reason := bfloat16_works():
-            logger.info("oneDNN's bfloat16 linears are off (%s): the numba kernels read the bfloat16 weights", reason)
+            logger.info("oneDNN's bfloat16 linears are off (%s): our own kernels read the bfloat16 weights", reason)
         else:
             packed_float = torch.bfloat16
             names.append("oneDNN bfloat16 linears")

@@ -75,7 +75,7 @@ class CpuOperations:
 
     def buffer(self, width: int) -> torch.Tensor:
         wide = torch.empty(self.capacity, -(-width // WIDE) * WIDE, dtype=torch.float32)
-        if self._pairs and "bf16" in self.held:
+        if self._pairs and self._packed_float is None and "bf16" in self.held:
             self._narrow[wide.data_ptr()] = torch.empty(wide.shape, dtype=torch.bfloat16)
         return wide[:, :width]
 

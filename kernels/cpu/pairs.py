@@ -50,13 +50,15 @@ def features() -> set[str]:
     return {name[1:] for name in text.split(",") if name.startswith("+")}
 
 
+def has_amx() -> bool:
+    """Whether matrices in bfloat16 are quicker by oneDNN, which multiplies tiles there. Attention is not."""
+    return "amx-bf16" in features()
+
+
 def pairs_work(threads: int) -> str | None:
     """None when this processor multiplies pairs of bfloat16 and the kernel agrees with plain torch; otherwise why not."""
-    known = features()
-    if "avx512bf16" not in known:
+    if "avx512bf16" not in features():
         return "the processor has no AVX-512 BF16"
-    if "amx-bf16" in known:
-        return "the processor has AMX, which is quicker"
     from .bfloat16 import linear_pairs
 
     random = torch.Generator().manual_seed(1)

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.cpu import pairs
+from kernels.cpu.onednn import OneDnnMatrix
 from kernels.cpu.operations import CpuOperations
+from kernels.cpu.pairs import PairMatrix, pairs_work
 from kernels.dispatch import choose_operations, compiles_first, self_test
-from kernels.linear import StoredWeight
+from kernels.linear import StoredWeight, stored
 from kernels.operations import Matrix, Operations, TorchOperations
 
 CPU = torch.device("cpu")
@@ -53,6 +56,30 @@ def test_wrong_kernels_fall_back_with_one_line(
 
 def test_one_thread_computes_what_two_do() -> None:
     assert self_test(CpuOperations(1, 16, 80)) == self_test(CpuOperations(2, 16, 80))
+
+
+@pytest.mark.skipif(pairs_work(2) is not None, reason=str(pairs_work(2)))
+@pytest.mark.parametrize("amx, matrix", [(False, PairMatrix), (True, OneDnnMatrix)])
+def test_amx_takes_bfloat16_matrices_to_onednn_and_leaves_attention_to_the_pairs(
+    amx: bool, matrix: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = pairs.features() - {"amx-bf16"} | ({"amx-bf16"} if amx else set())
+    monkeypatch.setattr(pairs, "features", lambda: known)
+    for bfloat16, int8 in ((True, False), (False, True)):
+        operations = choose_operations(
+            CPU,
+            torch.float32,
+            threads=2,
+            capacity=8,
+            max_context=32,
+            widths=[64],
+            head_dim=16,
+            bfloat16=bfloat16,
+            int8=int8,
+        )
+        assert "bfloat16 dot products" in operations.name
+        if bfloat16:
+            assert isinstance(operations.pack([stored(torch.ones(32, 64).bfloat16())]), matrix)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
