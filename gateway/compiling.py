@@ -6,6 +6,7 @@ The work is a process of its own (`python -m gateway.compiling FOLDER`): setupto
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -28,7 +29,7 @@ class CannotCompile(Exception):
 
 
 def compile_path(*, again: bool = False) -> Path:
-    """The folder of the compiled modules, made now unless it is there (`again`: in any case). Older ones are deleted.
+    """The folder of the compiled modules, made now unless it is there (`again`: in any case).
 
     Raises `CannotCompile`; whatever was compiled before stays in use as far as it fits the sources.
     """
@@ -41,9 +42,19 @@ def compile_path(*, again: bool = False) -> Path:
         raise CannotCompile("a C compiler is needed: apt-get install gcc (and the headers of Python, python3-dev)")
     try:
         final.parent.mkdir(exist_ok=True)
+        lock = (final.parent / "lock").open("w")
     except OSError as error:
         raise CannotCompile(f"{final.parent} cannot be written: {error.strerror}") from error
-    with tempfile.TemporaryDirectory(dir=final.parent, prefix="making-") as made:
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one at a time: the second finds what the first has made
+        if again or not final.is_dir():
+            _replace(final)
+    return final
+
+
+def _replace(final: Path) -> None:
+    """Compiles into `final`. The last one before it stays, for gateways that run it; older ones are deleted."""
+    with tempfile.TemporaryDirectory(prefix="metergate-compile-") as made:
         command = [sys.executable, "-m", "gateway.compiling", made]
         environment = {**os.environ, "METERGATE_COMPILED": "off", "PYTHONPATH": str(ROOT)}
         run = subprocess.run(command, cwd=made, env=environment, capture_output=True, text=True, check=False)
@@ -51,11 +62,13 @@ def compile_path(*, again: bool = False) -> Path:
             raise CannotCompile(f"compiling failed:\n{(run.stdout + run.stderr)[-3000:]}")
         if folder(digest()) != final:
             raise CannotCompile("the sources were changed meanwhile; run it again")
-        for older in final.parent.iterdir():
-            if older != Path(made):
-                shutil.rmtree(older, ignore_errors=True)
-        os.rename(Path(made) / "lib", final)
-    return final
+        others = [each for each in final.parent.iterdir() if each.is_dir() and each != final]
+        for older in sorted(others, key=lambda each: each.stat().st_mtime)[:-1]:
+            shutil.rmtree(older, ignore_errors=True)
+        shutil.rmtree(final, ignore_errors=True)
+        moved = final.with_suffix(".new")
+        shutil.copytree(Path(made) / "lib", moved, dirs_exist_ok=True)
+        os.rename(moved, final)
 
 
 def _build(made: Path) -> None:

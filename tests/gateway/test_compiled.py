@@ -82,10 +82,6 @@ def test_a_changed_source_is_not_what_was_compiled(tmp_path: Path, monkeypatch: 
     source.write_text("NANO = 2\n")
     assert compiled.digest() != before
     source.write_text("NANO = 1\n")
-    monkeypatch.setattr(compiled, "_FOLDER", tmp_path / "gateway" / "__compiled__")
-    (compiled._FOLDER / "making").mkdir(parents=True)
-    (compiled._FOLDER / "making" / "money.py").write_text("NANO = 3\n")
-    assert compiled.digest() == before
     source.rename(tmp_path / "gateway" / "money.py")
     assert compiled.digest() != before
 
