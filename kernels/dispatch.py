@@ -42,7 +42,7 @@ def choose_operations(
     whatever the machine can do, or `triton` also on the CPU, where TRITON_INTERPRET=1 must be set (for tests: it is slow).
 
     `bfloat16`: some weights are stored in it, and activations may be rounded to it where the processor gains by that. `int8`: the
-    same of weights in 8 and 4 bits, and of activations in 8. A path that
+    same of weights in 8 and 4 bits, and of activations in 16. A path that
     cannot run, or that computes something else than plain torch here, falls back to plain torch with one log line; `triton`
     asked for by name raises ValueError instead.
     """
@@ -90,7 +90,7 @@ def _rounding_operations(threads: int, capacity: int, max_context: int, *, bfloa
         reason = int8_works(threads)
         int8 = reason is None
         if int8:
-            names.append("8-bit activations at quantised matrices")
+            names.append("16-bit activations at quantised matrices")
         else:
             logger.info("own 8-bit linears are off (%s): activations stay float32", reason)
     if bfloat16 or int8:

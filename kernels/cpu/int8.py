@@ -1,7 +1,9 @@
-"""y = x Wᵀ (+ y) for weights in 8 and 4 bits and activations in 8, by the processor's dot products of bytes (AVX-512 VNNI).
+"""y = x Wᵀ (+ y) for weights in 8 and 4 bits and activations in 16, by the processor's dot products of bytes (AVX-512 VNNI).
 
-A row of x is rounded per group of 32 inputs, x ≈ s q with s = max |x| / 127, as llama.cpp does: sums within a group are whole
-numbers and exact, so that a row's result does not depend on how many rows there are. With u the weights' stored unsigned bytes or
+A row of x is rounded per group of 32 inputs, x ≈ s q with s = max |x| / 32512 and q = 256 h + l in two signed bytes: sum u q =
+256 sum u h + sum u l. Sums within a group are whole numbers and exact, so that a row's result does not depend on how many rows
+there are. One byte alone, as llama.cpp has it, moves SmolLM2's logits by 0.3, as much as parts its better answers from its worse
+(docs/decisions/0018-rounded-activations.md). With u the weights' stored unsigned bytes or
 nibbles, d their scale and m their minimum:
 
     q8_0: d s (sum u q - 128 sum q)      q4_0: d s (sum u q - 8 sum q)      q4_1: d s sum u q + m s sum q
@@ -41,6 +43,8 @@ BYTES = ir.VectorType(I8, 4 * LANES)
 QUADS = 8
 """Fours of inputs in a group."""
 ROWS_AT_ONCE = 128
+STEPS = 127.0 * 256
+"""From zero to a group's largest value."""
 SCALE, SCALED_SUM, MINUS_128, MINUS_8 = 0, 4, 8, 12
 """What lies beside a group of a row, by its byte: s, s sum q, -128 sum q, -8 sum q."""
 
@@ -67,23 +71,31 @@ def _quads(builder: Any, storage: str, group: Any) -> Any:
         yield quad + QUADS // 2, [builder.lshr(each, four) for each in raw]
 
 
+def _whole_sums(builder: Any, storage: str, group: Any, inputs: list[Any], extras: list[Any]) -> list[list[Any]]:
+    """One group of weights times one group of each row: for each row the whole numbers of the first and the last 16 outputs."""
+    start = {"q8_0": MINUS_128, "q4_0": MINUS_8}.get(storage)
+    nothing, byte = ir.Constant(I32V, [0] * LANES), ir.Constant(I32V, [8] * LANES)
+    sums = []
+    for extra in extras:
+        first = nothing
+        if start is not None:
+            first = splat(builder, load(builder, builder.add(extra, I64(start)), I32, 4))
+        sums.append([[nothing, nothing], [first, first]])
+    for quad, weights in _quads(builder, storage, group):
+        for row, own in zip(inputs, sums, strict=True):
+            for byte_number, halves in enumerate(own):
+                four = splat(builder, load(builder, builder.add(row, I64(32 * byte_number + 4 * quad)), I32, 4))
+                four = builder.bitcast(four, BYTES)
+                for half in range(2):
+                    halves[half] = _dot(builder, halves[half], weights[half], four)
+    return [[builder.add(builder.shl(high, byte), low) for high, low in zip(*own, strict=True)] for own in sums]
+
+
 def _add_group(
     builder: Any, storage: str, group: Any, inputs: list[Any], extras: list[Any], totals: list[list[Any]]
 ) -> None:
     """One group of weights times one group of each row, added to the rows' float sums."""
-    start = {"q8_0": MINUS_128, "q4_0": MINUS_8}.get(storage)
-    sums = []
-    for extra in extras:
-        first = ir.Constant(I32V, [0] * LANES)
-        if start is not None:
-            first = splat(builder, load(builder, builder.add(extra, I64(start)), I32, 4))
-        sums.append([first, first])
-    for quad, weights in _quads(builder, storage, group):
-        for row, own in zip(inputs, sums, strict=True):
-            four = splat(builder, load(builder, builder.add(row, I64(4 * quad)), I32, 4))
-            four = builder.bitcast(four, BYTES)
-            for half in range(2):
-                own[half] = _dot(builder, own[half], weights[half], four)
+    sums = _whole_sums(builder, storage, group, inputs, extras)
     scales = [load_floats(builder, builder.add(group, I64(32 * half)), "f16") for half in range(2)]
     for extra, own, slots in zip(extras, sums, totals, strict=True):
         factor = splat(builder, load(builder, builder.add(extra, I64(SCALE)), F32, 4))
@@ -118,13 +130,13 @@ def _tile(
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, _, x, x_stride, panel, groups, y, y_stride, add = args
         rows_x = [builder.add(x, builder.mul(x_stride, I64(row))) for row in range(count)]
-        after = builder.mul(groups, I64(32))
+        after = builder.mul(groups, I64(64))
         totals = [[cgutils.alloca_once(builder, F32V) for _ in range(2)] for _ in range(count)]
         for slot in (slot for own in totals for slot in own):
             builder.store(F32V([0.0] * LANES), slot)
         with cgutils.for_range(builder, groups, intp=I64) as loop:
             group = builder.add(panel, builder.mul(loop.index, I64(GROUP_BYTES[storage])))
-            inputs = [builder.add(row, builder.mul(loop.index, I64(32))) for row in rows_x]
+            inputs = [builder.add(row, builder.mul(loop.index, I64(64))) for row in rows_x]
             extra = builder.add(after, builder.mul(loop.index, I64(ROW_EXTRA)))
             _add_group(builder, storage, group, inputs, [builder.add(row, extra) for row in rows_x], totals)
         for row, own in enumerate(totals):
@@ -143,7 +155,7 @@ def _tile(
 
 @intrinsic
 def _round_row(typingctx: Any, x: Any, groups: Any, target: Any) -> Any:
-    """x (float32) rounded to bytes, and what lies beside its groups, to `target`. A group with a NaN gets the scale NaN."""
+    """x (float32) rounded to pairs of bytes, and what lies beside its groups, to `target`. A NaN makes its group's scale NaN."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         x, groups, target = args
@@ -156,7 +168,7 @@ def _round_row(typingctx: Any, x: Any, groups: Any, target: Any) -> Any:
             return builder.call(function, list(values))
 
         zero = F32V([0.0] * LANES)
-        after = builder.add(target, builder.mul(groups, I64(32)))
+        after = builder.add(target, builder.mul(groups, I64(64)))
         with cgutils.for_range(builder, groups, intp=I64) as loop:
             at = builder.add(x, builder.mul(loop.index, I64(128)))
             values = [load(builder, builder.add(at, I64(64 * half)), F32V, 4) for half in range(2)]
@@ -164,18 +176,21 @@ def _round_row(typingctx: Any, x: Any, groups: Any, target: Any) -> Any:
             largest = call(
                 "llvm.vector.reduce.fmaximum.v16f32", F32, call("llvm.maximum.v16f32", F32V, sizes[0], sizes[1])
             )
-            scale = builder.fmul(largest, F32(1 / 127))
+            scale = builder.fmul(largest, F32(1 / STEPS))
             fine = builder.fcmp_ordered(">", largest, F32(1e-30))
-            inverse = builder.select(fine, builder.fdiv(F32(127.0), largest), F32(0.0))
+            inverse = builder.select(fine, builder.fdiv(F32(STEPS), largest), F32(0.0))
             total = None
             for half, value in enumerate(values):
                 near = call("llvm.rint.v16f32", F32V, builder.fmul(value, splat(builder, inverse)))
                 near = builder.select(builder.fcmp_ordered("ord", near, near), near, zero)
                 whole = builder.fptosi(near, I32V)
-                place = builder.add(builder.add(target, builder.mul(loop.index, I64(32))), I64(16 * half))
-                builder.store(
-                    builder.trunc(whole, bytes_of_half), builder.inttoptr(place, bytes_of_half.as_pointer()), align=1
+                place = builder.add(builder.add(target, builder.mul(loop.index, I64(64))), I64(16 * half))
+                high = builder.ashr(
+                    builder.add(whole, ir.Constant(I32V, [128] * LANES)), ir.Constant(I32V, [8] * LANES)
                 )
+                for part, numbers in enumerate((high, whole)):
+                    at_part = builder.inttoptr(builder.add(place, I64(32 * part)), bytes_of_half.as_pointer())
+                    builder.store(builder.trunc(numbers, bytes_of_half), at_part, align=1)
                 total = whole if total is None else builder.add(total, whole)
             count = call("llvm.vector.reduce.add.v16i32", I32, total)
             extra = builder.add(after, builder.mul(loop.index, I64(ROW_EXTRA)))

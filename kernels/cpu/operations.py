@@ -52,7 +52,7 @@ class CpuOperations:
 
         `packed_float`: matrices stored in this type go to oneDNN (onednn.py) instead of the panels. `pairs`: those stored in
         bfloat16, and queries with a cache in it, are multiplied by the processor's own instruction (pairs.py), with activations
-        rounded to it. `int8`: matrices in 8 and 4 bits are multiplied with activations rounded to 8 (int8.py).
+        rounded to it. `int8`: matrices in 8 and 4 bits are multiplied with activations rounded to 16 (int8.py).
         """
         self.name = f"numba kernels on {threads} CPU threads, float32 activations"
         self.held: set[str] = set()
@@ -177,7 +177,7 @@ class CpuOperations:
             column += run.outputs
 
     def _round(self, tape: Tape, header: NDArray[np.int64], x: torch.Tensor) -> torch.Tensor:
-        """Where the tape rounds x to 8 bits."""
+        """Where the tape rounds x to two bytes."""
         from .int8 import round_rows
 
         rounded = self._rounded.get(x.data_ptr())

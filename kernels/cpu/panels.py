@@ -32,7 +32,7 @@ class PanelMatrix:
 
 
 def pack_panels(parts: Sequence[StoredWeight], *, int8: bool) -> PanelMatrix:
-    """The parts' rows one after the other. `int8`: those in 8 and 4 bits for activations rounded to 8 (int8.py)."""
+    """The parts' rows one after the other. `int8`: those in 8 and 4 bits for activations rounded to 16 (int8.py)."""
     alike = len({part.storage for part in parts}) == 1
     runs = [parts] if alike else [[part] for part in parts]
     return PanelMatrix([_packed(run, int8) for run in runs])

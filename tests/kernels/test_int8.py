@@ -1,4 +1,4 @@
-"""Weights in 8 and 4 bits with activations rounded to 8: exactly the product of what was rounded, for any number of rows."""
+"""Weights in 8 and 4 bits with activations rounded to 16: exactly the product of what was rounded, for any number of rows."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ needs_bytes = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """x by groups of 32 on the grid of 127 steps to each group's largest magnitude."""
+    """x by groups of 32 on the grid of 32,512 steps to each group's largest magnitude."""
     groups = x.view(x.shape[0], -1, 32)
     largest = groups.abs().amax(dim=-1, keepdim=True)
-    steps = (groups * (127 / torch.where(largest > 0, largest, 1.0))).round()
-    return (steps * (largest / 127)).view(x.shape)
+    steps = (groups * (32512 / torch.where(largest > 0, largest, 1.0))).round()
+    return (steps * (largest / 32512)).view(x.shape)
 
 
 def product(parts: list[StoredWeight], x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
