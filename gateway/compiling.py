@@ -82,7 +82,9 @@ def _build(made: Path) -> None:
     sources = [str(source_of(module).relative_to(ROOT)) for module in MODULES]
     unread = ",".join(f"{package}.*" for package in _UNREAD.split())
     settings = made / "mypy.ini"
-    settings.write_text(f"[mypy]\n[mypy-{unread}]\nfollow_imports = skip\nignore_missing_imports = True\n")
+    settings.write_text(
+        f"[mypy]\nfollow_imports = silent\nignore_missing_imports = True\n[mypy-{unread}]\nfollow_imports = skip\n"
+    )
     flags = [f"--config-file={settings}", f"--cache-dir={made / 'types'}"]
     extensions = mypycify(
         [*flags, *sources], opt_level="1", debug_level="0", multi_file=True, target_dir=str(made / "c")
