@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,9 @@ def test_a_batch_of_adapters_equals_merged_weights(case: str, kernels: str, tmp_
         if name:
             merge(model, folders[name], 1.0)
         with torch.inference_mode():
-            torch.testing.assert_close(found[number], model(torch.tensor([tokens])).logits[0], rtol=0, atol=1e-4)
+            wide, plain = (each(torch.tensor([tokens])).logits[0] for each in (deepcopy(model).double(), model))
+        # A random model may sum up large numbers to small ones: float32 alone has lost 6e-5 here.
+        assert (found[number] - wide).abs().max() <= 2 * (plain - wide).abs().max() + 1e-5
         if name:
             merge(model, folders[name], -1.0)
 
