@@ -39,7 +39,7 @@ def test_an_image_copies_what_is_there_and_does_not_run_as_root(path: Path) -> N
 
 
 def test_the_gateway_image_installs_no_torch() -> None:
-    assert ".[postgres,redis]" in (CONTAINERS / "gateway.Dockerfile").read_text()
+    assert "[compile,postgres,redis]" in (CONTAINERS / "gateway.Dockerfile").read_text()
 
 
 def test_compose_mounts_what_is_there_and_names_what_it_starts() -> None:
