@@ -35,6 +35,11 @@ LOADS = {
 }
 
 
+def ratio(mine: dict[str, Any], other: dict[str, Any], column: str) -> str:
+    value = mine[column][0] / other[column][0]
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
 def table(measured: dict[str, Any]) -> list[str]:
     loads = measured["loads"]
     others = [name for name in LABELS if all(name in by for by in loads.values())]
@@ -47,7 +52,7 @@ def table(measured: dict[str, Any]) -> list[str]:
         mine = by["metergate"]
         cells = [f"{label} | {mine['cpu_us'][0]:.3g} us per {unit}, {mine['per_s'][0]:,.0f}/s"]
         cells += [
-            f"{mine['cpu_us'][0] / by[name]['cpu_us'][0]:.2g} / {mine['per_s'][0] / by[name]['per_s'][0]:.2g}"
+            f"{ratio(mine, by[name], 'cpu_us')} / {ratio(mine, by[name], 'per_s')}"
             for name in others
         ]
         lines.append("| " + " | ".join(cells) + " |")
