@@ -51,10 +51,7 @@ def table(measured: dict[str, Any]) -> list[str]:
         by, unit = loads[load], "request" if load.startswith("plain") else "chunk"
         mine = by["metergate"]
         cells = [f"{label} | {mine['cpu_us'][0]:.3g} us per {unit}, {mine['per_s'][0]:,.0f}/s"]
-        cells += [
-            f"{ratio(mine, by[name], 'cpu_us')} / {ratio(mine, by[name], 'per_s')}"
-            for name in others
-        ]
+        cells += [f"{ratio(mine, by[name], 'cpu_us')} / {ratio(mine, by[name], 'per_s')}" for name in others]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
