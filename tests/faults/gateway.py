@@ -38,6 +38,8 @@ def _watch_clock(file: Path) -> None:
 
 
 def _plant(name: str) -> None:
+    if name:
+        os.environ["METERGATE_COMPILED"] = "off"  # what is compiled calls its own methods, not those put in their place
     if name == "late-outcome":
         _journal_after_the_answer()
     elif name == "no-idempotency":

@@ -99,11 +99,7 @@ class GatewayProcess:
         self._config.write_text(json.dumps(config))
 
     def start(self) -> None:
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("METERGATE_") or name == "METERGATE_COMPILED"
-        }
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("METERGATE_")}
         environment |= {
             "METERGATE_HOME": str(self.home),
             "METERGATE_ADMIN_KEY": ADMIN_KEY,
