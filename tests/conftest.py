@@ -16,7 +16,10 @@ sys.dont_write_bytecode = False
 
 # As written, here and in the processes that the tests start: many a test replaces a part of what would be compiled. The compiled
 # path has tests/gateway/test_compiled.py, which runs some of these tests again.
-os.environ.setdefault("METERGATE_COMPILED", "off")
+if os.environ.setdefault("METERGATE_COMPILED", "off") == "on":
+    from gateway import compiled  # before any module that is compiled
+
+    assert compiled.is_active(), "nothing is compiled of these sources: metergate compile"
 
 settings.register_profile("laws", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("laws")
