@@ -45,7 +45,10 @@ def open_database(url: str, *, pool_size: int = 5, busy_timeout_ms: int = BUSY_T
         if not database or database == ":memory:":
             raise BillingError("database_url: SQLite needs a file, such as sqlite:///var/metergate.db")
         Path(database).parent.mkdir(parents=True, exist_ok=True)
-        engine = create_async_engine(parsed, pool_size=pool_size, max_overflow=5)
+        from billing.sqlite import connect
+
+        creator = partial(connect, database)
+        engine = create_async_engine(parsed, async_creator=creator, pool_size=pool_size, max_overflow=5)
         configure = partial(_configure_sqlite, busy_timeout_ms, SQLITE_CACHE_KIB // pool_size)
         event.listen(engine.sync_engine, "connect", configure)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
@@ -54,7 +57,6 @@ def open_database(url: str, *, pool_size: int = 5, busy_timeout_ms: int = BUSY_T
 
 
 def _configure_sqlite(busy_timeout_ms: int, cache_kib: int, connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # transactions are begun by _begin_sqlite, never by the driver
     cursor = connection.cursor()
     for pragma in (
         f"busy_timeout = {busy_timeout_ms}",

@@ -1,12 +1,14 @@
 """Which of a process's settlements the database counts by now.
 
 A busy door asks this of every request once, so it asks in plain SQL: SQLAlchemy's expressions take several times as long an id.
+SQLite's driver wants the interpreter for every row, at the cost of whoever serves requests meanwhile, and keeps the statements
+that it has prepared: so there it is one statement for any number of ids, and answers in one row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Iterator
+from typing import Final
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -14,37 +16,50 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.tables import OVERFLOWED
 
 MOST_HELD: Final = 1000
-IDS_PER_QUERY: Final = 500
+ID_BYTES: Final = 16
 
-_ROWS: Final = (
-    f"SELECT id, settled_nano IS NOT NULL OR {OVERFLOWED} OR EXISTS (SELECT 1 FROM corrections WHERE original_id = usage.id)"
-    " FROM usage WHERE id"
+_COUNTS: Final = (
+    f"settled_nano IS NOT NULL OR {OVERFLOWED} OR EXISTS (SELECT 1 FROM corrections WHERE original_id = usage.id)"
+)
+_POSTGRESQL: Final = f"SELECT id, {_COUNTS} AS counts FROM usage WHERE id = ANY($1::uuid[])"
+_SQLITE: Final = (
+    "WITH RECURSIVE place (at) AS (SELECT 1 WHERE length(?1) > 0 UNION ALL"
+    f" SELECT at + {ID_BYTES} FROM place WHERE at + {ID_BYTES} <= length(?1)),"
+    f" found AS (SELECT hex(id) AS id, {_COUNTS} AS counts"
+    f" FROM place CROSS JOIN usage ON id = substr(?1, at, {ID_BYTES}))"
+    " SELECT group_concat(id, '') FILTER (WHERE counts) AS counted,"
+    " group_concat(id, '') FILTER (WHERE NOT counts) AS held FROM found"
 )
 
 
 async def counted_among(connection: AsyncConnection, ids: Collection[UUID]) -> set[UUID]:
     """Those that the database counts. A row without an amount counts nothing there, so what was posted for it stays until the row
     is corrected; the newest `MOST_HELD` of such."""
+    if not ids:
+        return set()
+    find = _in_postgresql if connection.dialect.name == "postgresql" else _in_sqlite
+    counted, held = await find(connection, ids)
+    counted.update(sorted(held)[:-MOST_HELD])
+    return counted
+
+
+async def _in_postgresql(connection: AsyncConnection, ids: Collection[UUID]) -> tuple[set[UUID], list[UUID]]:
+    asked = {id_.int: id_ for id_ in ids}
     counted, held = set[UUID](), list[UUID]()
-    listed = list(ids)
-    for start in range(0, len(listed), IDS_PER_QUERY):
-        asked = {id_.int: id_ for id_ in listed[start : start + IDS_PER_QUERY]}
-        for found, counts in await _rows(connection, list(asked.values())):
-            if counts:
-                counted.add(asked[found])
-            else:
-                held.append(asked[found])
-    return counted.union(sorted(held)[:-MOST_HELD])
+    for row in await connection.exec_driver_sql(_POSTGRESQL, (list(ids),)):
+        if row.counts:
+            counted.add(asked[row.id.int])
+        else:
+            held.append(asked[row.id.int])
+    return counted, held
 
 
-async def _rows(connection: AsyncConnection, ids: Sequence[UUID]) -> list[tuple[int, bool]]:
-    """The ids that have a row, as integers, and whether it counts."""
-    if connection.dialect.name == "postgresql":
-        return [(id_.int, counts) for id_, counts in await _asked(connection, "= ANY($1::uuid[])", (ids,))]
-    as_bytes = tuple([id_.int.to_bytes(16, "big") for id_ in ids])
-    rows = await _asked(connection, f"IN ({','.join('?' * len(ids))})", as_bytes)
-    return [(int.from_bytes(id_, "big"), counts) for id_, counts in rows]
+async def _in_sqlite(connection: AsyncConnection, ids: Collection[UUID]) -> tuple[set[UUID], list[UUID]]:
+    asked = {id_.int.to_bytes(ID_BYTES, "big"): id_ for id_ in ids}
+    row = (await connection.exec_driver_sql(_SQLITE, (b"".join(asked),))).one()
+    return {asked[id_] for id_ in _split(row.counted)}, [asked[id_] for id_ in _split(row.held)]
 
 
-async def _asked(connection: AsyncConnection, which: str, values: tuple[Any, ...]) -> Iterable[Any]:
-    return await connection.exec_driver_sql(f"{_ROWS} {which}", values)
+def _split(concatenated: str | None) -> Iterator[bytes]:
+    joined = bytes.fromhex(concatenated or "")
+    return (joined[at : at + ID_BYTES] for at in range(0, len(joined), ID_BYTES))
