@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -46,6 +47,10 @@ logger = logging.getLogger(__name__)
 GC_YOUNG: Final = 20_000
 """A request makes a few hundred objects that all die by reference count; only cycles need the collector. The default of 700
 would look for them on every second request; what lives from the start is frozen out of its sight."""
+SWITCH_S: Final = 50e-6
+"""So long a thread asks for the interpreter before it must be given. The loop lets go of it between any two events, which wakes
+whoever waits, and has it again before that one is awake: with the default of 5 ms a hundred times in vain. And no longer than
+that does the loop itself wait for a thread that is busy."""
 SETTLE_S: Final = 5.0
 CIRCUITS: Final = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 INHERIT_S: Final = 30.0
@@ -109,6 +114,7 @@ class Services:
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_YOUNG, 20, 50)
+        sys.setswitchinterval(SWITCH_S)
 
     def drain(self) -> None:
         """No longer ready, and new requests are refused; running ones go on."""
