@@ -1,9 +1,9 @@
-"""The gateway. httpx would load its command line with itself, and with that rich and pygments: 5 MB that nobody here needs."""
+"""The gateway. Two things come before anything is imported: what is left out, and the compiled path."""
 
-import sys
+from gateway import unneeded
 
-sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]  # importing it fails, as where it is not installed
+unneeded.leave_out()
 
-from gateway import compiled  # noqa: E402  # httpx must not be imported before the line above
+from gateway import compiled  # noqa: E402  # libraries must not be imported before the line above
 
 compiled.activate()

@@ -16,11 +16,24 @@ ROOT = Path(__file__).parents[3]
     [
         (
             "gateway.serve.single",
-            {"torch", "triton", "local_engine", "kernels", "alembic", "pyreqwest", "rich", "pygments"},
+            {
+                "torch",
+                "triton",
+                "local_engine",
+                "kernels",
+                "alembic",
+                "pyreqwest",
+                "rich",
+                "pygments",
+                "sqlalchemy.orm",
+            },
         ),
         ("gateway.cli.serve", {"rich", "pygments", "sqlalchemy", "httpx"}),
         ("gateway.serve.fleet", {"torch", "litestar", "sqlalchemy", "uvicorn", "jinja2"}),
-        ("gateway.metering.recording", {"torch", "litestar", "uvicorn", "jinja2", "alembic", "httpx"}),
+        (
+            "gateway.metering.recording",
+            {"torch", "litestar", "uvicorn", "jinja2", "alembic", "httpx", "sqlalchemy.orm"},
+        ),
     ],
 )
 def test_what_is_not_needed_to_serve_is_not_imported(module: str, absent: set[str]) -> None:
