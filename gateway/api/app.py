@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final, Literal, cast
 
-from litestar import Litestar
-
 from gateway import errors
 from gateway.access.admin_key import load_admin_key
 from gateway.admin.description import CONFIG
@@ -32,6 +30,7 @@ from gateway.dashboard.pages import PAGES
 from gateway.dashboard.schema import SCHEMA, create_schema_pages
 from gateway.dashboard.security import HOME as DASHBOARD
 from gateway.ids import new_request_id
+from gateway.litestar_app import LitestarApp
 from gateway.services import Services
 
 Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -138,7 +137,7 @@ async def _to_dashboard(scope: Scope, receive: Receive, send: Send) -> None:
 
 def _operators(services: Services) -> Endpoint:
     """The admin API, its description, and the dashboard, which asks it."""
-    admin = Litestar(
+    admin = LitestarApp(
         route_handlers=admin_routers(services),
         openapi_config=CONFIG,
         exception_handlers=HANDLERS,

@@ -24,6 +24,7 @@ from gateway.dashboard.oidc import credential_of
 from gateway.dashboard.security import HEADERS, HOME, check_csrf, check_origin, way_back
 from gateway.dashboard.sessions import COOKIE, find_session
 from gateway.dashboard.visit import FOLDER, Visit, read_look, read_visit
+from gateway.litestar_app import LitestarApp
 from gateway.services import Services
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ def create_dashboard(services: Services, admin_key: AdminKey, admin: App, pages:
             check_csrf(session.csrf, request.headers.get("x-csrf-token") or form.get("csrf"))
         return read_visit(request, services, session, admin, form)
 
-    return litestar.Litestar(
+    return LitestarApp(
         route_handlers=[litestar.Router(HOME, route_handlers=[file, *pages])],
         dependencies={
             "visit": Provide(visit),

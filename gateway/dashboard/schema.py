@@ -14,6 +14,7 @@ from gateway.admin.description import description
 from gateway.admin.failures import HANDLERS
 from gateway.dashboard.security import HEADERS
 from gateway.dashboard.visit import read_look
+from gateway.litestar_app import LitestarApp
 
 SCHEMA: Final = "/schema"
 
@@ -34,7 +35,7 @@ def create_schema_pages(admin: litestar.Litestar) -> litestar.Litestar:
     async def page(request: Request[Any, Any, Any]) -> Response[str]:
         return read_look(request).page("schema")
 
-    return litestar.Litestar(
+    return LitestarApp(
         route_handlers=[litestar.Router(SCHEMA, route_handlers=[page, document])],
         exception_handlers={**HANDLERS, HTTPException: HANDLERS[Exception]},
         openapi_config=None,

@@ -40,3 +40,12 @@ def test_what_is_not_needed_to_serve_is_not_imported(module: str, absent: set[st
     code = f"import sys, {module}; print(*sorted({absent!r} & {{*sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_the_application_loads_no_types_that_its_handlers_do_not_use() -> None:
+    code = (
+        "import sys; from gateway.litestar_app import LitestarApp; LitestarApp([], openapi_config=None); "
+        "print(*sorted({'pydantic', 'attr'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
