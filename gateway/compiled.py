@@ -84,32 +84,35 @@ def folder(of: str) -> Path:
 
 
 class _Finder(MetaPathFinder):
-    def __init__(self, root: Path) -> None:
-        files = [(each.relative_to(root).as_posix(), each) for each in root.rglob(f"*{_SUFFIX}")]
-        self._files = {name.removesuffix(_SUFFIX).replace("/", "."): each for name, each in files}
+    """Looks when the first of `MODULES` is imported: a command that needs none of them reads no sources."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, Path] | None = None
+
+    def files(self) -> dict[str, Path]:
+        """What is compiled of these sources, by the module's name; empty where nothing is."""
+        if self._files is None:
+            root = folder(digest())
+            files = [(each.relative_to(root).as_posix(), each) for each in root.rglob(f"*{_SUFFIX}")]
+            self._files = {name.removesuffix(_SUFFIX).replace("/", "."): each for name, each in files}
+        return self._files
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        file = self._files.get(fullname)
+        if self._files is None and fullname not in MODULES:
+            return None
+        file = self.files().get(fullname)
         return None if file is None else spec_from_file_location(fullname, file)
 
 
 def is_active() -> bool:
     """Whether this process runs the compiled path."""
-    return any(isinstance(finder, _Finder) for finder in sys.meta_path)
+    return any(isinstance(finder, _Finder) and finder.files() for finder in sys.meta_path)
 
 
-def activate() -> bool:
-    """Have the compiled modules imported from now on; False where there are none, they are not wanted, or it is too late."""
-    if (
-        os.environ.get("METERGATE_COMPILED") == "off"
-        or not _FOLDER.is_dir()
-        or not sys.modules.keys().isdisjoint(MODULES)
-    ):
-        return False
-    compiled = folder(digest())
-    if not compiled.is_dir():
-        return False
-    sys.meta_path.insert(0, _Finder(compiled))
-    return True
+def activate() -> None:
+    """Have the compiled modules imported from now on, unless they are not wanted, or it is too late."""
+    wanted = os.environ.get("METERGATE_COMPILED") != "off" and _FOLDER.is_dir()
+    if wanted and sys.modules.keys().isdisjoint(MODULES):
+        sys.meta_path.insert(0, _Finder())

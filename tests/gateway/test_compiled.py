@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -90,12 +91,37 @@ def test_what_is_imported_already_stays_as_it_is(monkeypatch: pytest.MonkeyPatch
     """Half of it compiled and half not would share no types."""
     monkeypatch.setenv("METERGATE_COMPILED", "on")
     monkeypatch.setattr(compiled, "_FOLDER", tmp_path)
-    compiled.folder(compiled.digest()).mkdir()
+    made = compiled.folder(compiled.digest()) / f"gateway/ids{EXTENSION_SUFFIXES[0]}"
+    made.parent.mkdir(parents=True)
+    made.touch()
+    monkeypatch.setattr(sys, "meta_path", [])
     assert "gateway.ids" in sys.modules
-    assert not compiled.activate()
+    compiled.activate()
+    assert not compiled.is_active()
     monkeypatch.setattr(sys, "modules", {})
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    assert compiled.activate() and compiled.is_active()
+    compiled.activate()
+    assert compiled.is_active()
+
+
+def test_sources_are_read_when_the_first_compiled_module_is_imported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+
+    def digest() -> str:
+        asked.append("digest")
+        return "none"
+
+    monkeypatch.setenv("METERGATE_COMPILED", "on")
+    monkeypatch.setattr(compiled, "_FOLDER", tmp_path)
+    monkeypatch.setattr(compiled, "digest", digest)
+    monkeypatch.setattr(sys, "modules", {})
+    monkeypatch.setattr(sys, "meta_path", [])
+    compiled.activate()
+    (finder,) = sys.meta_path
+    assert finder.find_spec("gateway.settings", None) is None and asked == []
+    assert finder.find_spec("gateway.ids", None) is None and asked == ["digest"]
+    assert finder.find_spec("gateway.sse", None) is None and asked == ["digest"]
 
 
 def test_without_a_compiler_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
