@@ -6,13 +6,13 @@ books already adds nothing anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain, count
 from typing import Any, Final
 from uuid import UUID
 
-import msgspec
 from sqlalchemy import Table
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -23,13 +23,13 @@ from billing.columns import Flag, RequestIdType
 from billing.database import is_overflow
 from billing.errors import AmountOverflow
 from billing.folding import hold_mark
+from billing.ledger_rows import ROWS, as_bytes, as_uuid, usage_rows
 from billing.money import BEYOND
 from billing.reads import list_usage, usage_row
 from billing.records import AttemptRecord, RecordResult, UsageRecord, UsageView
 from billing.reports import usage_buckets
-from billing.rollups import Rows, ids_text, late_rows, money_rows, traffic_rows
+from billing.rollups import Rows, late_rows, money_rows, traffic_rows
 from billing.spending import spent
-from billing.times import now_us
 from billing.wallet_usage import debit
 from billing.wallets import WalletEvent
 
@@ -45,11 +45,16 @@ __all__ = [
     "usage_row",
 ]
 
-_SQLITE_IDS_PER_QUERY: Final = 500
+ID_BYTES: Final = 16
+_SQLITE_KNOWN: Final = (
+    f"WITH RECURSIVE place (at) AS (SELECT 1 UNION ALL SELECT at + {ID_BYTES} FROM place WHERE at + {ID_BYTES} <= length(?1))"
+    f" SELECT id FROM place CROSS JOIN usage ON id = substr(?1, at, {ID_BYTES})"
+)
+"""Of the ids in one value, one behind the other, those that stand there."""
+_SQLITE_ROWS_PER_INSERT: Final = 32
 _COPY_FROM: Final = 20
 """From this many rows on, the two round trips of a savepoint are worth it."""
 _KNOWN: Final = "SELECT id FROM usage WHERE id = ANY($1::uuid[])"
-_encode: Final = msgspec.json.Encoder().encode
 
 
 async def record(connection: AsyncConnection, records: Sequence[UsageRecord]) -> RecordResult:
@@ -96,121 +101,6 @@ async def add_quarters(connection: AsyncConnection, records: Sequence[UsageRecor
     return traffic
 
 
-def _as_bytes(request_id: UUID | None) -> bytes | None:
-    return None if request_id is None else request_id.int.to_bytes(16, "big")
-
-
-def _as_uuid(request_id: UUID | None) -> UUID | None:
-    return request_id
-
-
-def _usage_rows(records: Iterable[UsageRecord], as_id: Any) -> list[tuple[Any, ...]]:
-    recorded_at_us = now_us()
-    rows = []
-    for each in records:
-        usage, rated, pins = each.usage, each.rated, each.pins
-        listed, settled, policy, reference, cost = rated.list, rated.settled, rated.policy, rated.reference, rated.cost
-        rows.append(
-            (
-                as_id(each.id),
-                each.kind,
-                as_id(each.corrects_id),
-                each.team_id,
-                each.key_id,
-                each.model,
-                each.provider,
-                each.provider_model,
-                each.surface,
-                each.status,
-                each.estimated,
-                each.streamed,
-                usage.total_input,
-                usage.total_output,
-                usage.reasoning,
-                usage.compute_us,
-                usage.flaw,
-                None if listed is None else listed.currency,
-                None if listed is None else listed.nano,
-                each.settlement_currency,
-                None if settled is None else settled.nano,
-                None if policy is None else policy.nano,
-                None if reference is None else reference.nano,
-                None if cost is None else cost.currency,
-                None if cost is None else cost.nano,
-                rated.terms_id,
-                ids_text(rated.rate_ids),
-                rated.unpriced,
-                pins.book,
-                pins.rates,
-                pins.terms,
-                pins.sell,
-                rated.sell_id,
-                None if rated.margin is None else rated.margin.nano,
-                _encode(each.tags).decode() if each.tags else "{}",
-                each.latency_us,
-                each.ttft_us,
-                each.error,
-                recorded_at_us,
-            )
-        )
-    return rows
-
-
-def _line_rows(records: Iterable[UsageRecord], as_id: Any) -> list[tuple[Any, ...]]:
-    rows = []
-    for each in records:
-        usage_id = as_id(each.id)
-        for line in each.rated.lines:
-            rows.append(
-                (
-                    usage_id,
-                    str(line.token_class),
-                    line.quantity,
-                    line.price_row_id,
-                    line.currency,
-                    line.list_nano,
-                    line.settled_nano,
-                    line.policy_nano,
-                    line.reference_nano,
-                )
-            )
-    return rows
-
-
-def _attempt_rows(records: Iterable[UsageRecord], as_id: Any) -> list[tuple[Any, ...]]:
-    rows = []
-    for each in records:
-        usage_id = as_id(each.id)
-        for attempt in each.attempts:
-            cost, hour = attempt.cost, attempt.cost_per_hour
-            rows.append(
-                (
-                    usage_id,
-                    attempt.sequence,
-                    attempt.provider,
-                    attempt.provider_model,
-                    attempt.status,
-                    None if attempt.usage is None else _encode(attempt.usage).decode(),
-                    None if cost is None else cost.currency,
-                    None if cost is None else cost.nano,
-                    ids_text(attempt.price_row_ids),
-                    attempt.error,
-                    attempt.started_at_us,
-                    attempt.latency_us,
-                    attempt.ttft_us,
-                    attempt.service_tier,
-                    attempt.processing,
-                    None if hour is None else hour.currency,
-                    None if hour is None else hour.nano,
-                )
-            )
-    return rows
-
-
-_ROWS: Final = {"usage": _usage_rows, "usage_lines": _line_rows, "attempts": _attempt_rows}
-"""What a batch of records is in each table."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Upsert:
     """What to do where a rollup cell exists: add to it."""
@@ -239,33 +129,58 @@ _WRITTEN: Final[tuple[Table, ...]] = (
 
 
 class _SqliteWriter:
-    """executemany over prepared statements. Existing ids are looked up first: the transaction holds the only write lock."""
+    """Prepared statements. Existing ids are looked up first: the transaction holds the only write lock.
+
+    Binding its values is most of what a row costs here, so what all rows of a batch say alike is bound once for many rows.
+    """
 
     def __init__(self) -> None:
-        self._insert: dict[str, str] = {}
-        for table in _WRITTEN:
-            columns = [column.name for column in table.columns]
-            conflict = _ROLLUPS[table.name].clause(table.name) if table.name in _ROLLUPS else ""
-            self._insert[table.name] = (
-                f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}){conflict}"
-            )
+        self._columns = {table.name: [column.name for column in table.columns] for table in _WRITTEN}
+        self._add: dict[str, str] = {}
+        for name, upsert in _ROLLUPS.items():
+            columns = self._columns[name]
+            values = f"({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+            self._add[name] = f"INSERT INTO {name} {values}{upsert.clause(name)}"
 
     async def insert_new(self, connection: AsyncConnection, records: list[UsageRecord]) -> list[UsageRecord]:
-        known: set[bytes] = set()
-        ids = [_as_bytes(each.id) for each in records]
-        for start in range(0, len(ids), _SQLITE_IDS_PER_QUERY):
-            chunk = ids[start : start + _SQLITE_IDS_PER_QUERY]
-            marks = ",".join("?" * len(chunk))
-            result = await connection.exec_driver_sql(f"SELECT id FROM usage WHERE id IN ({marks})", tuple(chunk))
-            known.update(row[0] for row in result)
-        new = [each for each, id_ in zip(records, ids, strict=True) if id_ not in known]
-        for table, rows_of in _ROWS.items():
-            await self.insert(connection, table, rows_of(new, _as_bytes))
+        ids = [each.id.int.to_bytes(ID_BYTES, "big") for each in records]
+        known = {row[0] for row in await connection.exec_driver_sql(_SQLITE_KNOWN, (b"".join(ids),))}
+        new = [each for each, id_ in zip(records, ids, strict=True) if id_ not in known] if known else records
+        for table, rows_of in ROWS.items():
+            if rows := rows_of(new, as_bytes):
+                await self._insert(connection, table, rows)
         return new
 
+    async def _insert(self, connection: AsyncConnection, table: str, rows: Rows) -> None:
+        columns = list(zip(*rows, strict=True))
+        varying = [at for at, column in enumerate(columns) if at == 0 or column.count(column[0]) < len(rows)]
+        alike = tuple([column[0] for at, column in enumerate(columns) if at not in varying])
+        values = list(zip(*[columns[at] for at in varying], strict=True))
+        whole = len(values) - len(values) % _SQLITE_ROWS_PER_INSERT
+        if whole:
+            many = [
+                (*alike, *chain.from_iterable(values[at : at + _SQLITE_ROWS_PER_INSERT]))
+                for at in range(0, whole, _SQLITE_ROWS_PER_INSERT)
+            ]
+            await connection.exec_driver_sql(self._statement(table, varying, _SQLITE_ROWS_PER_INSERT), many)
+        if rest := values[whole:]:
+            last = (*alike, *chain.from_iterable(rest))
+            await connection.exec_driver_sql(self._statement(table, varying, len(rest)), last)
+
+    def _statement(self, table: str, varying: list[int], rows: int) -> str:
+        """Inserts so many rows that differ in these columns; what is alike is bound first, in the order of the columns."""
+        columns, alike = self._columns[table], count(1)
+        values = [
+            f"column{varying.index(at) + 1}" if at in varying else f"?{next(alike)}" for at in range(len(columns))
+        ]
+        row = f"({', '.join('?' * len(varying))})"
+        many = ", ".join([row] * rows)
+        return f"INSERT INTO {table} ({', '.join(columns)}) SELECT {', '.join(values)} FROM (VALUES {many})"
+
     async def insert(self, connection: AsyncConnection, table: str, rows: Rows) -> None:
+        """Adds to the cells of a rollup."""
         if rows:
-            await connection.exec_driver_sql(self._insert[table], rows)
+            await connection.exec_driver_sql(self._add[table], rows)
 
 
 class _PostgresqlWriter:
@@ -295,7 +210,7 @@ class _PostgresqlWriter:
                 return new
         new = await self._insert_absent(connection, records)
         for table in ("usage_lines", "attempts") if new else ():
-            await self.insert(connection, table, _ROWS[table](new, _as_uuid))
+            await self.insert(connection, table, ROWS[table](new, as_uuid))
         return new
 
     async def _copied(self, connection: AsyncConnection, records: list[UsageRecord]) -> bool:
@@ -303,8 +218,8 @@ class _PostgresqlWriter:
         driver: Any = (await connection.get_raw_connection()).driver_connection
         await connection.exec_driver_sql("SAVEPOINT metergate_copy")
         try:
-            for table, rows_of in _ROWS.items():
-                if rows := rows_of(records, _as_uuid):
+            for table, rows_of in ROWS.items():
+                if rows := rows_of(records, as_uuid):
                     await driver.copy_records_to_table(table, columns=self._columns[table], records=rows)
         except Exception:  # whatever it was: the other way meets it again, and says so in the terms of SQLAlchemy
             await connection.exec_driver_sql("ROLLBACK TO SAVEPOINT metergate_copy")
@@ -314,7 +229,7 @@ class _PostgresqlWriter:
 
     async def _insert_absent(self, connection: AsyncConnection, records: list[UsageRecord]) -> list[UsageRecord]:
         statement = self._insert["usage"] + " ON CONFLICT DO NOTHING RETURNING id"
-        arrays = tuple(map(list, zip(*_usage_rows(records, _as_uuid), strict=True)))
+        arrays = tuple(map(list, zip(*usage_rows(records, as_uuid), strict=True)))
         new = {row[0].int for row in await connection.exec_driver_sql(statement, arrays)}
         return [each for each in records if each.id.int in new]
 

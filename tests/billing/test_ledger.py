@@ -194,6 +194,46 @@ async def test_rule_10_both_databases_hold_the_same_figures(sqlite_url: str, pos
     assert figures[0] == figures[1]
 
 
+@pytest.mark.parametrize("rows", [1, 2, 31, 32, 33, 70])
+@pytest.mark.parametrize("alike", [True, False])
+async def test_a_row_is_the_same_in_every_column_alone_or_in_a_batch_of_any_size(
+    database: AsyncEngine, rows: int, alike: bool
+) -> None:
+    """What rows have in common is said once: each of them says it, all the same, and nothing else."""
+    now = now_us()
+    one_by_one = [
+        rated_record(Usage(input=16, output=8), id_=request_id(now))
+        if alike
+        else replace(
+            rated_record(
+                Usage(input=at * 7919, cache_read=at % 2, output=at % 3, flaw="clamped" if at % 5 == 0 else None),
+                id_=request_id(now),
+                key=f"key_{at % 4}",
+                status=("completed", "failed")[at % 2],
+                estimated=at % 3 == 0,
+                tags={"at": str(at)} if at % 2 else None,
+                latency_us=at,
+            ),
+            ttft_us=at if at % 2 else None,
+            streamed=at % 2 == 0,
+        )
+        for at in range(rows)
+    ]
+    together = [replace(each, id=request_id(now), team_id="team_b") for each in one_by_one]
+    for batch in (*([each] for each in one_by_one), together):
+        async with database.begin() as connection:
+            assert (await record(connection, batch)).inserted == len(batch)
+    async with reading(database) as connection:
+        for table, key in ((tables.usage, "id"), (tables.usage_lines, "usage_id"), (tables.attempts, "usage_id")):
+            columns = [each for each in table.c if each.name not in {key, "team_id", "recorded_at_us", "started_at_us"}]
+            written = []
+            for each in (*one_by_one, *together):
+                found = await connection.execute(select(*columns).where(table.c[key] == each.id))
+                written.append([tuple(row) for row in found])
+            assert written[:rows] == written[rows:]
+            assert all(written) or table is tables.usage_lines
+
+
 async def test_a_replay_of_everything_changes_nothing(database: AsyncEngine) -> None:
     requests = [rated_record(Usage(input=100, output=at)) for at in range(50)]
     async with database.begin() as connection:
