@@ -34,10 +34,13 @@ def async_url(url: str) -> URL:
     raise BillingError(f"database_url: {backend!r} is not supported; use sqlite:///path or postgresql://user@host/db")
 
 
-def open_database(url: str, *, pool_size: int = 5, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> AsyncEngine:
+def open_database(
+    url: str, *, pool_size: int = 5, busy_timeout_ms: int = BUSY_TIMEOUT_MS, inline: bool = False
+) -> AsyncEngine:
     """An engine over `url`. Nothing is connected yet. SQLite: WAL, synchronous=FULL, foreign keys, writers begin IMMEDIATE.
 
-    Transactions of `reading(engine)` begin DEFERRED on SQLite, so that readers never wait for the writer.
+    Transactions of `reading(engine)` begin DEFERRED on SQLite, so that readers never wait for the writer. `inline`: SQLite's
+    statements run in the thread that asks, for less, and its event loop waits for them.
     """
     parsed = async_url(url)
     if parsed.get_backend_name() == "sqlite":
@@ -45,9 +48,9 @@ def open_database(url: str, *, pool_size: int = 5, busy_timeout_ms: int = BUSY_T
         if not database or database == ":memory:":
             raise BillingError("database_url: SQLite needs a file, such as sqlite:///var/metergate.db")
         Path(database).parent.mkdir(parents=True, exist_ok=True)
-        from billing.sqlite import connect
+        from billing.sqlite import connect, connect_inline
 
-        creator = partial(connect, database)
+        creator = partial(connect_inline if inline else connect, database)
         engine = create_async_engine(parsed, async_creator=creator, pool_size=pool_size, max_overflow=5)
         configure = partial(_configure_sqlite, busy_timeout_ms, SQLITE_CACHE_KIB // pool_size)
         event.listen(engine.sync_engine, "connect", configure)

@@ -2,10 +2,13 @@
 
 aiosqlite makes four of it: for the cursor, the statement, its rows and the cursor's end. Each visit wakes a thread that fights
 with its caller for the interpreter. SQLAlchemy takes all rows at once in any case, and nobody here streams.
+
+A process that has nothing else to do meanwhile, the recorder, does without the thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -34,7 +37,7 @@ class Cursor:
 
     arraysize = 1
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection | InlineConnection) -> None:
         self._connection = connection
         self._cursor: sqlite3.Cursor | None = None
         self._rows: Sequence[Any] = ()
@@ -67,15 +70,61 @@ class Cursor:
         return None if self._cursor is None else self._cursor.lastrowid
 
 
+class InlineConnection:
+    """The same without a thread: the event loop has its turn before each statement, and stands still for as long as one takes, a
+    wait for the writer's place included (`busy_timeout`)."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection: sqlite3.Connection | None = connection
+
+    @property
+    def _conn(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise sqlite3.OperationalError("connection closed")  # which SQLAlchemy takes for a lost one
+        return self._connection
+
+    def cursor(self) -> Cursor:
+        return Cursor(self)
+
+    async def visit(self, function: Callable[..., T], *arguments: Any) -> T:
+        await asyncio.sleep(0)
+        return function(*arguments)
+
+    async def create_function(self, *arguments: Any, **options: Any) -> None:
+        self._conn.create_function(*arguments, **options)
+
+    async def commit(self) -> None:
+        self._conn.commit()
+
+    async def rollback(self) -> None:
+        self._conn.rollback()
+
+    async def close(self) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
 def _execute(connection: sqlite3.Connection, statement: str, parameters: Any) -> tuple[sqlite3.Cursor, Sequence[Any]]:
     cursor = connection.execute(statement, parameters)
     return cursor, cursor.fetchall() if cursor.description else ()
 
 
 async def connect(database: str) -> Connection:
-    """Transactions are begun by statements, never by the driver. The thread ends with the process, closed or not."""
-    opened = partial(sqlite3.connect, database, isolation_level=None, check_same_thread=False)
-    connection = Connection(opened, _CHUNK)
+    """The thread ends with the process, closed or not."""
+    connection = Connection(partial(_open, database), _CHUNK)
     connection._thread.daemon = True
     await connection
     return connection
+
+
+async def connect_inline(database: str) -> InlineConnection:
+    return InlineConnection(_open(database))
+
+
+def _open(database: str) -> sqlite3.Connection:
+    """Transactions are begun by statements, never by the driver."""
+    return sqlite3.connect(database, isolation_level=None, check_same_thread=False)

@@ -305,7 +305,7 @@ class Shipper:
         if self._engine is None:
             # A wait inside the driver cannot be broken off from outside, so it has to be the shorter one.
             busy_ms = min(BUSY_TIMEOUT_MS, int(self._timeout_s * 800))
-            self._engine = open_database(self._url, pool_size=1, busy_timeout_ms=busy_ms)
+            self._engine = open_database(self._url, pool_size=1, busy_timeout_ms=busy_ms, inline=True)
         return self._engine
 
     async def _drop_connections(self) -> None:
