@@ -41,9 +41,7 @@ class AttemptUsage(msgspec.Struct, frozen=True, gc=False):
         """Whether its cost is engine time. Where the engine told none (it died, or is another make), tokens are all there is;
         an engine whose hour costs nothing costs nothing, however long it took."""
         hour = self.cost_per_hour
-        return hour is not None and (
-            self.usage.compute_us > 0 or not hour.nano or next(self.usage.lines(), None) is None
-        )
+        return hour is not None and (self.usage.compute_us > 0 or not hour.nano or not self.usage.lines())
 
 
 class RatedLine(msgspec.Struct, frozen=True, gc=False):

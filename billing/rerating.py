@@ -165,7 +165,7 @@ def _charged(
         return AttemptUsage(
             1, price_list_of(row.provider or ""), row.provider_model or row.model, row.provider or "", usage
         )
-    same = next((each for each in reversed(serving) if list(each.usage.lines()) == list(usage.lines())), None)
+    same = next((each for each in reversed(serving) if each.usage.lines() == usage.lines()), None)
     return same or msgspec.structs.replace(serving[-1], usage=usage)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from operator import add
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from billing.coarse import Coarse
 from billing.records import UsageRecord
@@ -24,6 +24,9 @@ _LATENCY_BOUNDS_US: Final = [bound * 1000 for bound in LATENCY_BOUNDS_MS]
 _NO_SUMS: Final = [0] * len(TRAFFIC_SUMS)
 
 Rows = list[tuple[Any, ...]]
+_LineSums: TypeAlias = tuple[int, int, int | None, int | None, int | None, int | None]
+"""Lines, quantity, and the four amounts of lines of one kind."""
+_NO_LINES: Final[_LineSums] = (0, 0, 0, 0, 0, 0)
 
 
 def ids_text(ids: tuple[int, ...]) -> str:
@@ -96,7 +99,7 @@ def late_rows(traffic: Rows, coarse: Coarse, mark_us: int) -> Rows:
 
 def money_rows(records: Iterable[UsageRecord]) -> Rows:
     """What these records add to `rollup_money`, sorted by its key. An amount that the lines lack stays NULL."""
-    shared: dict[tuple[object, ...], dict[tuple[str, int | None, str | None], list[int | None]]] = {}
+    shared: dict[tuple[object, ...], dict[tuple[str, int | None, str | None], _LineSums]] = {}
     for record in records:
         rated = record.rated
         if not rated.lines:
@@ -118,19 +121,19 @@ def money_rows(records: Iterable[UsageRecord]) -> Rows:
         sign = -1 if record.kind == "reversal" else 1
         for line in rated.lines:
             key = (line.token_class, line.price_row_id, line.currency)
-            added = [sign, line.quantity, line.list_nano, line.settled_nano, line.policy_nano, line.reference_nano]
-            sums = cells.get(key)
-            if sums is None:
-                cells[key] = added
-                continue
-            try:
-                cells[key] = list(map(add, sums, added))
-            except TypeError:
-                cells[key] = list(map(_plus, sums, added))
+            lines, quantity, listed, settled, policy, reference = cells.get(key, _NO_LINES)
+            cells[key] = (
+                lines + sign,
+                quantity + line.quantity,
+                _plus(listed, line.list_nano),
+                _plus(settled, line.settled_nano),
+                _plus(policy, line.policy_nano),
+                _plus(reference, line.reference_nano),
+            )
     return sorted(_money_row(head, key, sums) for head, cells in shared.items() for key, sums in cells.items())
 
 
-def _money_row(head: Any, key: tuple[str, int | None, str | None], sums: list[int | None]) -> tuple[Any, ...]:
+def _money_row(head: Any, key: tuple[str, int | None, str | None], sums: _LineSums) -> tuple[Any, ...]:
     """In the order of the table's columns; 0 and '' stand for none."""
     team_id, bucket, model, provider, provider_model, terms_id, sell_id, rate_ids, settlement_currency = head
     token_class, price_row_id, list_currency = key

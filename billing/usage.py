@@ -6,10 +6,7 @@ either into this one form, once, and everything after it multiplies and adds wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
-from itertools import compress
-from operator import attrgetter
 
 import msgspec
 
@@ -40,9 +37,6 @@ INPUT_CLASSES = (
 )
 OUTPUT_CLASSES = (TokenClass.OUTPUT, TokenClass.AUDIO_OUTPUT, TokenClass.IMAGE_OUTPUT)
 
-_CLASSES = tuple(TokenClass)
-_counts_of = attrgetter(*_CLASSES)
-
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Counts per class, all zero or more; `reasoning` (inside `output`) is a memo and never priced.
@@ -66,9 +60,33 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     compute_us: int = 0
     flaw: str | None = None
 
-    def lines(self) -> Iterator[tuple[TokenClass, int]]:
-        """The classes with a count above zero, in the order of `TokenClass`."""
-        return compress(zip(_CLASSES, counts := _counts_of(self), strict=True), counts)
+    def lines(self) -> list[tuple[TokenClass, int]]:
+        """The classes with a count, in the order of `TokenClass`. Written out: a loop over eleven classes, of which two or three
+        count, takes five times as long, and every request asks for it twice."""
+        found: list[tuple[TokenClass, int]] = []
+        if self.input:
+            found.append((TokenClass.INPUT, self.input))
+        if self.cache_read:
+            found.append((TokenClass.CACHE_READ, self.cache_read))
+        if self.cache_write_5m:
+            found.append((TokenClass.CACHE_WRITE_5M, self.cache_write_5m))
+        if self.cache_write_1h:
+            found.append((TokenClass.CACHE_WRITE_1H, self.cache_write_1h))
+        if self.output:
+            found.append((TokenClass.OUTPUT, self.output))
+        if self.audio_input:
+            found.append((TokenClass.AUDIO_INPUT, self.audio_input))
+        if self.audio_output:
+            found.append((TokenClass.AUDIO_OUTPUT, self.audio_output))
+        if self.image_input:
+            found.append((TokenClass.IMAGE_INPUT, self.image_input))
+        if self.image_output:
+            found.append((TokenClass.IMAGE_OUTPUT, self.image_output))
+        if self.web_search:
+            found.append((TokenClass.WEB_SEARCH, self.web_search))
+        if self.request:
+            found.append((TokenClass.REQUEST, self.request))
+        return found
 
     @property
     def total_input(self) -> int:

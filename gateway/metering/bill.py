@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final, TypeAlias
-from uuid import UUID
 
 from billing.books import Books
 from billing.ledger import AttemptRecord, UsageRecord
 from billing.rating import AttemptUsage, Payer, Rated, RatedAttempt, rate
 from billing.usage import Usage
+from gateway.ids import uuid_of
 from gateway.metering.records import AttemptOpened, AttemptOutcome, RequestClosed
 
 LOST: Final = "lost"
+ID_BYTES: Final = 16
 _NOTHING: Final = Usage()
 
 Payable: TypeAlias = tuple[int, Usage]
@@ -32,12 +33,14 @@ def rate_request(books: Books, opened: Sequence[AttemptOpened], closed: RequestC
 def usage_record(books: Books, opened: Sequence[AttemptOpened], closed: RequestClosed | None) -> UsageRecord:
     """The row of one request. Raises `BillingError` where it cannot be rated at all."""
     first = opened[0]
+    if len(first.request_id) != ID_BYTES:
+        raise ValueError(f"a request id has {ID_BYTES} bytes, not {len(first.request_id)}")
     outcomes = _outcomes(opened, closed)
     charged = _charged(opened, outcomes, closed)
     rated = _rate(books, opened, outcomes, charged)
     serving = opened[-1 if charged is None else charged[0]]
     return UsageRecord(
-        id=UUID(int=int.from_bytes(first.request_id, "big")),
+        id=uuid_of(int.from_bytes(first.request_id, "big")),
         team_id=first.team_id,
         key_id=first.key_id,
         model=first.model,

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -22,10 +22,10 @@ from billing.corrections import correct, lost_among, settled_among
 from billing.database import BUSY_TIMEOUT_MS, open_database, reading
 from billing.errors import AmountOverflow
 from billing.ledger import UsageRecord, record
-from billing.usage import TokenClass
 from billing.watermarks import raise_watermark
 from gateway.ids import new_request_id
 from gateway.metering.bill import LOST, usage_record
+from gateway.metering.counting import count
 from gateway.metering.dead_letters import DeadLetter, letter, resolve, set_aside, unresolved
 from gateway.metering.errors import MeteringError
 from gateway.metering.pace import Pace, begin_last
@@ -318,46 +318,6 @@ class Shipper:
                 await engine.dispose()
         except Exception as error:
             log.info("closing a failed database connection: %s: %s", type(error).__name__, error)
-
-
-@dataclass(slots=True)
-class _RouteSums:
-    lost: int = 0
-    unpriced: int = 0
-    estimated: int = 0
-    negative_margin: int = 0
-    tokens: dict[TokenClass, int] = field(default_factory=dict)
-
-
-def count(metrics: Metrics, rows: Sequence[UsageRecord]) -> None:
-    """Adds committed rows to the metrics: summed first, so that an instrument is touched once a batch."""
-    routes: dict[tuple[str, str, str | None], _RouteSums] = {}
-    money: dict[tuple[str, str], int] = {}
-    for row in rows:
-        key, rated = (row.surface, row.model, row.provider), row.rated
-        sums = routes.get(key)
-        if sums is None:
-            sums = routes[key] = _RouteSums()
-        sums.lost += row.status == LOST
-        sums.unpriced += rated.unpriced is not None
-        if rated.overflow:
-            metrics.overflow.inc()
-        sums.estimated += row.estimated
-        sums.negative_margin += rated.margin is not None and rated.margin.nano < 0
-        tokens = sums.tokens
-        for kind, quantity in row.usage.lines():
-            tokens[kind] = tokens.get(kind, 0) + quantity
-        for name, amount in (("list", rated.list), ("settled", rated.settled), ("cost", rated.cost)):
-            if amount is not None:
-                money[name, amount.currency] = money.get((name, amount.currency), 0) + amount.nano
-    for (surface, model, provider), sums in routes.items():
-        route = metrics.route(surface, model, provider or "none")
-        route.lost(sums.lost)
-        route.recorded(
-            sums.tokens, unpriced=sums.unpriced, estimated=sums.estimated, negative_margin=sums.negative_margin
-        )
-    for (name, currency), nano in money.items():
-        metrics.paid(name, currency, nano)
 
 
 def _beyond(books: Books, items: Sequence[Paired]) -> set[Pins]:

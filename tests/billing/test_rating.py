@@ -116,6 +116,13 @@ def test_rule_01_the_classes_add_up_to_the_total_input(uncached: int, read: int,
     assert sum(count for _, count in usage.lines()) == usage.total
 
 
+@given(st.lists(st.integers(0, 2), min_size=len(TokenClass), max_size=len(TokenClass)))
+def test_every_class_with_a_count_is_a_line(counts: list[int]) -> None:
+    named = list(zip(TokenClass, counts, strict=True))
+    usage = msgspec.convert({str(kind): count for kind, count in named}, Usage)
+    assert usage.lines() == [(kind, count) for kind, count in named if count]
+
+
 def test_rule_01_cached_tokens_are_priced_once_and_reasoning_not_at_all() -> None:
     rated = _rate(Usage(input=1_000_000, cache_read=1_000_000, output=1_000_000, reasoning=900_000))
     assert rated.list == Money.parse("0.728", "USD")

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from billing.money import NANO
 from billing.usage import TokenClass, Usage
-from gateway.metering.shipper import count
+from gateway.metering.counting import count
 from gateway.metrics import MAX_ROUTES, Metrics
 from tests.billing.helpers import rated_record
 
