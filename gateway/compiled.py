@@ -43,6 +43,9 @@ MODULES: Final = tuple(
     gateway.metering.bill
     gateway.metering.frames
     gateway.metering.journal
+    gateway.metering.pairing
+    gateway.metering.reader
+    gateway.metering.source
     gateway.routing.breaker
     gateway.routing.provider
     gateway.routing.router

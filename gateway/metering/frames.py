@@ -10,7 +10,7 @@ length of zero is never a frame: zeros after the last frame mean "nothing writte
 from __future__ import annotations
 
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 from zlib import crc32
 
 from gateway.metering.errors import SegmentError
@@ -55,11 +55,14 @@ def pack_frame(payload: bytes) -> bytes:
     return _FRAME.pack(length, crc32(payload, length)) + payload
 
 
-class Frame(NamedTuple):
+class Frame:
     """One whole frame: its payload, and the offset in the scanned bytes right behind it."""
 
-    payload: bytes
-    end: int
+    __slots__ = ("end", "payload")
+
+    def __init__(self, payload: bytes, end: int) -> None:
+        self.payload = payload
+        self.end = end
 
 
 def scan(data: bytes, start: int, limit: int) -> list[Frame]:

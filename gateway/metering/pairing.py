@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
@@ -23,8 +22,7 @@ class Paired(NamedTuple):
         return self.opened[0].request_id
 
 
-@dataclass(frozen=True, slots=True)
-class Stray:
+class Stray(NamedTuple):
     """A payload that belongs to no row: an outcome without an attempt, or no record of this release."""
 
     payload: bytes
@@ -36,9 +34,10 @@ class Pairing:
     """The attempts of one journal that have no outcome yet, in the order in which they were opened."""
 
     def __init__(self, carried: tuple[AttemptOpened, ...] = ()) -> None:
-        self._pending: dict[bytes, list[tuple[AttemptOpened, Place]]] = {}
+        self._pending: dict[bytes, list[tuple[AttemptOpened, int, int]]] = {}
+        """The attempts of each request, with the segment and the offset of their records."""
         for opened in carried:
-            self._pending.setdefault(opened.request_id, []).append((opened, Place(0, 0)))
+            self._pending.setdefault(opened.request_id, []).append((opened, 0, 0))
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -49,33 +48,33 @@ class Pairing:
         if isinstance(record, AttemptOpened):
             attempts = self._pending.get(record.request_id)
             if attempts is None:
-                self._pending[record.request_id] = [(record, located.start)]
-            elif all(record.sequence != known.sequence for known, _ in attempts):
-                attempts.append((record, located.start))
+                self._pending[record.request_id] = [(record, located.segment, located.offset)]
+            elif all(record.sequence != known.sequence for known, _, _ in attempts):
+                attempts.append((record, located.segment, located.offset))
             return None
         if record is None:
             return Stray(located.payload, None, "not a record of this release")
         found = self._pending.pop(record.request_id, None)
         if found is None:
             return Stray(located.payload, record.request_id, "an outcome without an opened attempt")
-        return Paired(tuple([opened for opened, _ in found]), record)
+        return Paired(tuple([opened for opened, _, _ in found]), record)
 
     def lost(self) -> list[Paired]:
         """Everything that will never have an outcome, now that the writer is dead. Empties the pairing."""
         pending, self._pending = self._pending, {}
-        return [Paired(tuple(opened for opened, _ in found), None) for found in pending.values()]
+        return [Paired(tuple([opened for opened, _, _ in found]), None) for found in pending.values()]
 
     def position(self, place: Place) -> Position:
         """Where a later reader has to start, when everything completed before `place` is committed."""
         carried: list[AttemptOpened] = []
-        start = place
+        first = place.offset
         for found in self._pending.values():
-            for opened, where in found:
-                if where.segment < place.segment:
+            for opened, segment, offset in found:
+                if segment < place.segment:
                     carried.append(opened)
                 else:
-                    start = min(start, where)
-        return Position(place.segment, start.offset, place.offset, tuple(carried))
+                    first = min(first, offset)
+        return Position(place.segment, first, place.offset, tuple(carried))
 
     def oldest_id_us(self) -> int | None:
         """The time inside the oldest id that waits for its outcome."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -35,16 +34,23 @@ class Place(NamedTuple):
 START: Final = Place(0, 0)
 
 
-class Located(NamedTuple):
+class Located:
     """One whole frame. `record` is None when the payload checks but is no record of this release (`payload` keeps it)."""
 
-    record: Record | None
-    payload: bytes
-    start: Place
+    __slots__ = ("offset", "payload", "record", "segment")
+
+    def __init__(self, record: Record | None, payload: bytes, segment: int, offset: int) -> None:
+        self.record = record
+        self.payload = payload
+        self.segment = segment
+        self.offset = offset
+
+    @property
+    def start(self) -> Place:
+        return Place(self.segment, self.offset)
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(NamedTuple):
     """Bytes that are no record: `torn` at the end of what a dead process wrote, else damage in the middle."""
 
     start: Place
@@ -120,15 +126,15 @@ class JournalReader:
         frames = scan(data, 0, limit - len(found))
         if not frames and len(data) == _CHUNK and not is_blank(data, 0):
             frames = scan(os.pread(self._descriptor, _WHOLE, offset), 0, 1)
-        start = self.place
-        for payload, end in frames:
+        start = offset
+        for frame in frames:
             try:
-                record = decode(payload)
+                record: Record | None = decode(frame.payload)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 record = None
-            found.append(Located(record, payload, start))
-            start = Place(segment, offset + end)
-        self.place = start
+            found.append(Located(record, frame.payload, segment, start))
+            start = offset + frame.end
+        self.place = Place(segment, start)
         return bool(frames)
 
     def _skip_damage(self, *, torn: bool) -> bool:

@@ -75,7 +75,6 @@ class RequestClosed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=
 Record = AttemptOpened | RequestClosed
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Record)
 
 
 MOST_COUNT: Final = 2**53
@@ -108,7 +107,5 @@ def _tamed(value: Any) -> Any:
     return value
 
 
-def decode(payload: bytes | memoryview) -> Record:
-    """Raises `msgspec.DecodeError` (or its `ValidationError`) for anything that is not a record."""
-    record: Record = _decoder.decode(payload)
-    return record
+decode: Final = msgspec.msgpack.Decoder(Record).decode
+"""Raises `msgspec.DecodeError` (or its `ValidationError`) for anything that is not a record."""
