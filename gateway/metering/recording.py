@@ -31,7 +31,7 @@ from gateway.telemetry.target import Target
 if TYPE_CHECKING:
     from gateway.telemetry.exporter import Exporter
 
-GC_YOUNG: Final = 20_000
+GC_YOUNG: Final = 100_000
 """A batch makes thousands of tuples and no cycles: looked through at every 700th, they cost a quarter of the recorder's time."""
 NICE: Final = 5
 NEWS_S: Final = 1.0
