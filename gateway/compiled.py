@@ -28,10 +28,12 @@ MODULES: Final = tuple(
     gateway.admission.memory_state
     gateway.admission.pipeline
     gateway.admission.reservation
+    gateway.admission.window
     gateway.api.account
     gateway.api.app
     gateway.api.asgi
     gateway.api.attempt
+    gateway.api.caps
     gateway.api.caller
     gateway.api.chat
     gateway.api.exchange
@@ -46,13 +48,16 @@ MODULES: Final = tuple(
     gateway.metering.pairing
     gateway.metering.reader
     gateway.metering.source
+    gateway.metrics_route
     gateway.routing.breaker
     gateway.routing.provider
+    gateway.routing.retries
     gateway.routing.router
     gateway.serve.exchange
     gateway.serve.protocol
     gateway.sse
     gateway.tokens
+    gateway.upstream.doubt
     gateway.upstream.http1
     gateway.upstream.openai
     gateway.upstream.policy

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import struct
 import threading
 import time
 import uuid
 from typing import Final
 
-_COUNTER_BITS: Final = 74  # 12 bits of rand_a and 62 of rand_b, used as one counter (RFC 9562, 6.2, method 2)
-_COUNTER_MAX: Final = (1 << _COUNTER_BITS) - 1
-_POOL_BYTES: Final = 4096
+# 12 bits of rand_a and 62 of rand_b are used as one counter (RFC 9562, 6.2, method 2), kept in two parts that fit a machine word.
+_HIGH_MAX: Final = (1 << 12) - 1
+_LOW_MAX: Final = (1 << 62) - 1
+_POOL: Final = 1024
 _UNKNOWN: Final = uuid.SafeUUID.unknown
-_set: Final = object.__setattr__
+_new: Final = object.__new__
+_set_int: Final = uuid.UUID.__dict__["int"].__set__
+_set_is_safe: Final = uuid.UUID.__dict__["is_safe"].__set__
 
 
 class _Generator:
@@ -24,38 +28,41 @@ class _Generator:
 
     def reset(self) -> None:
         self._last_ms = 0
-        self._counter = 0
-        self._pool = b""
-        self._at = 0
+        self._high = 0
+        self._low = 0
+        self._pool: list[int] = []
 
     def next(self) -> uuid.UUID:
         with self._lock:
             now_ms = time.time_ns() // 1_000_000
             if now_ms > self._last_ms:
-                self._last_ms = now_ms
-                self._counter = int.from_bytes(self._random(10), "big") >> 7  # top bit 0: room to count
+                self._seed(now_ms)
             else:
-                self._counter += 1 + int.from_bytes(self._random(4), "big")
-                if self._counter > _COUNTER_MAX:
-                    self._last_ms += 1
-                    self._counter = int.from_bytes(self._random(10), "big") >> 7
-            counter = self._counter
-            value = self._last_ms << 80 | 7 << 76 | (counter >> 62) << 64 | 2 << 62 | counter & ((1 << 62) - 1)
-        return uuid_of(value)
+                self._low += 1 + self._random()
+                if self._low > _LOW_MAX:
+                    self._low &= _LOW_MAX
+                    self._high += 1
+                    if self._high > _HIGH_MAX:
+                        self._seed(self._last_ms + 1)
+            return uuid_of((self._last_ms << 16 | 7 << 12 | self._high) << 64 | 2 << 62 | self._low)
 
-    def _random(self, count: int) -> bytes:
-        if self._at + count > len(self._pool):
-            self._pool, self._at = os.urandom(_POOL_BYTES), 0
-        taken = self._pool[self._at : self._at + count]
-        self._at += count
-        return taken
+    def _seed(self, ms: int) -> None:
+        self._last_ms = ms
+        self._high = self._random() >> 21  # top bit 0: room to count
+        self._low = (self._random() & 0x3FFFFFFF) << 32 | self._random()
+
+    def _random(self) -> int:
+        """Of 32 bits."""
+        if not self._pool:
+            self._pool = list(struct.unpack(f"{_POOL}I", os.urandom(4 * _POOL)))
+        return self._pool.pop()
 
 
 def uuid_of(value: int) -> uuid.UUID:
     """`UUID(int=value)` without its checks, which cost more than the rest of an id: the value is one of ours."""
-    made = object.__new__(uuid.UUID)
-    _set(made, "int", value)
-    _set(made, "is_safe", _UNKNOWN)
+    made = _new(uuid.UUID)
+    _set_int(made, value)
+    _set_is_safe(made, _UNKNOWN)
     return made
 
 

@@ -8,7 +8,7 @@ there was resolved when the route was first seen. Figures here are for watching;
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from typing import Final
 
@@ -18,9 +18,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from billing.money import NANO
-from billing.usage import TokenClass
 from gateway import compiled
 from gateway.metrics_cells import Counts, Timings
+from gateway.metrics_route import STATUSES, RouteMetrics
 from gateway.metrics_sum import MetricsSum
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # untyped there; a time beside every counter tells nothing
@@ -28,7 +28,6 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # untyped there; a t
 MAX_ROUTES: Final = 1000
 MAX_CURRENCIES: Final = 200
 OTHER: Final = "other"
-STATUSES: Final = ("completed", "incomplete", "cancelled", "failed", "lost")
 AMOUNTS: Final = ("list", "settled", "cost")
 FAILURES: Final = ("connection", "conflict", "timeout", "rows", "journal")
 RATE_FETCHES: Final = ("taken", "unchanged", "refused", "failed")
@@ -39,52 +38,6 @@ CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _OVERHEAD: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
-
-
-class RouteMetrics:
-    """The children of one (surface, model, provider), resolved once."""
-
-    __slots__ = (
-        "_attempts", "_duration", "_estimated", "_negative_margin", "_overhead", "_requests", "_tokens", "_ttft", "_unpriced",
-    )  # fmt: skip
-
-    def __init__(self, metrics: Metrics, surface: str, model: str, provider: str) -> None:
-        self._requests = {status: metrics.requests.cell(surface, model, provider, status) for status in STATUSES}
-        self._attempts = {status: metrics.attempts.cell(provider, status) for status in STATUSES}
-        self._duration = metrics.duration.cell(surface, model, provider)
-        self._ttft = metrics.ttft.cell(surface, model, provider)
-        self._overhead = metrics.overhead.cell(surface)
-        self._tokens = {kind: metrics.tokens.labels(model, provider, kind.value) for kind in TokenClass}
-        self._unpriced = metrics.unpriced.labels(model, provider)
-        self._estimated = metrics.estimated.labels(model, provider)
-        self._negative_margin = metrics.negative_margin.labels(model, provider)
-
-    def finished(self, status: str, *, duration_us: int, ttft_us: int | None, overhead_us: int | None) -> None:
-        """The door: a caller has its answer. `overhead_us` is the gateway's own share of the time."""
-        self._requests[status][0] += 1
-        self._duration.add(duration_us)
-        if ttft_us is not None:
-            self._ttft.add(ttft_us)
-        if overhead_us is not None:
-            self._overhead.add(overhead_us)
-
-    def attempted(self, status: str) -> None:
-        """The door: one attempt at this provider has ended."""
-        self._attempts[status][0] += 1
-
-    def lost(self, count: int) -> None:
-        """The recorder: requests of a dead process, which no door will ever report."""
-        self._requests["lost"][0] += count
-
-    def recorded(
-        self, tokens: Mapping[TokenClass, int], *, unpriced: int, estimated: int, negative_margin: int
-    ) -> None:
-        """The recorder: new rows of this route are committed, with so many tokens of each class."""
-        for kind, quantity in tokens.items():
-            self._tokens[kind].inc(max(0, quantity))
-        self._unpriced.inc(unpriced)
-        self._estimated.inc(estimated)
-        self._negative_margin.inc(negative_margin)
 
 
 class Metrics:

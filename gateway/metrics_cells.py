@@ -6,7 +6,6 @@ by any.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Final, Generic, TypeVar
@@ -15,24 +14,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from gateway.metrics_route import Times
+
 US_PER_S: Final = 1_000_000
 
 _Cell = TypeVar("_Cell")
-
-
-class Times:
-    """How long something took, in microseconds, by bounds that are the histogram's in whole microseconds."""
-
-    __slots__ = ("_bounds_us", "counts", "total_us")
-
-    def __init__(self, bounds_us: tuple[int, ...]) -> None:
-        self._bounds_us = bounds_us
-        self.counts = [0] * (len(bounds_us) + 1)
-        self.total_us = 0
-
-    def add(self, us: int) -> None:
-        self.counts[bisect_left(self._bounds_us, us)] += 1
-        self.total_us += us
 
 
 class _Family(Collector, Generic[_Cell]):

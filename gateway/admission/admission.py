@@ -21,9 +21,10 @@ from billing.usage import Usage
 from gateway.admission import answers
 from gateway.admission.asked import Asked
 from gateway.admission.asking import Asking
-from gateway.admission.claims import BudgetWindow, Charge, Claim, Granted, Refused, Unseeded
+from gateway.admission.claims import Answer, BudgetWindow, Charge, Claim, Granted, Refused, Unseeded
 from gateway.admission.lease import Lease, actual_nano
 from gateway.admission.listener import BudgetListener
+from gateway.admission.memory import MemoryStore
 from gateway.admission.reservation import OutputCap, PricedRoute, clamp
 from gateway.admission.seeding import UNHEARD, BudgetCatalog, Seeding
 from gateway.admission.store import LimitStore, StoreUnavailable
@@ -42,6 +43,7 @@ R = TypeVar("R", bound=PricedRoute)
 LEASE_TTL_S: Final = 60.0
 """How long the reservations of a process that died stay; a living one renews them three times as often."""
 TRIES: Final = 4
+_UNASKED: Final = Unseeded(())
 
 
 class CatalogView(Protocol):
@@ -71,6 +73,7 @@ class Admission:
         """`inheriting`: whether journals of dead processes are still on their way into the database."""
         self.settings = settings
         self.store = store
+        self._memory = store if type(store) is MemoryStore else None
         self._listener = listener
         self._catalog = catalog
         self._ttl_us = int(lease_ttl_s * 1_000_000)
@@ -129,7 +132,9 @@ class Admission:
         if asked.idle:
             await self._wake(asked.idle)
         while True:
-            claim, answer = await self._decide(asked, claim)
+            answer: Answer = _UNASKED if self._memory is None else self._memory.admit_now(claim)
+            if isinstance(answer, Unseeded):
+                claim, answer = await self._decide(asked, claim)
             if isinstance(answer, Granted):
                 break
             cheaper = answer.budget_id is not None and bool(asked.costs) and asked.costs[0] < max(asked.costs)
@@ -177,7 +182,10 @@ class Admission:
         amounts = {}
         for charge, budget in zip(lease.claim.charges, lease.budgets, strict=True):
             amounts[charge.budget_id] = actual_nano(lease, budget, charge.amount_nano, rated)
-        await self.store.settle(lease.claim, tokens, amounts)
+        if self._memory is not None:
+            self._memory.settle_now(lease.claim, tokens, amounts)
+        else:
+            await self.store.settle(lease.claim, tokens, amounts)
 
     async def release(self, lease: Lease[R]) -> None:
         """Give everything back: the request reached no provider."""

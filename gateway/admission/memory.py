@@ -46,7 +46,10 @@ _NOTHING: Mapping[tuple[int, str], int] = {}
 
 
 class MemoryStore:
-    """`LimitStore` for one process and one event loop. `clock` gives microseconds since the epoch."""
+    """`LimitStore` for one process and one event loop. `clock` gives microseconds since the epoch.
+
+    `admit_now` and `settle_now` are `admit` and `settle` for whoever knows that nothing has to be waited for.
+    """
 
     def __init__(self, clock: Callable[[], int] | None = None) -> None:
         self._clock = clock or steady_clock()
@@ -66,6 +69,9 @@ class MemoryStore:
         return None
 
     async def admit(self, claim: Claim) -> Answer:
+        return self.admit_now(claim)
+
+    def admit_now(self, claim: Claim) -> Answer:
         now_us = self._clock()
         self._expire(now_us)
         request_id = claim.request_id.int
@@ -100,6 +106,9 @@ class MemoryStore:
         return Granted(tuple([state.counters(now_us) for state in states]))
 
     async def settle(self, claim: Claim, tokens: int, amounts: Mapping[int, int]) -> bool:
+        return self.settle_now(claim, tokens, amounts)
+
+    def settle_now(self, claim: Claim, tokens: int, amounts: Mapping[int, int]) -> bool:
         now_us = self._clock()
         self._expire(now_us)
         if not self._finish(claim.request_id.int, now_us):

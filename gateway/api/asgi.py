@@ -29,25 +29,25 @@ class CallerLeft(Exception):
     """The caller closed the connection before the request was whole."""
 
 
-async def read_body(headers: dict[bytes, bytes], receive: Receive, limit_bytes: int) -> bytes:
-    """The request's body, inflated. Raises `ApiError` 413 as soon as it exceeds the limit, 415, 400, or `CallerLeft`."""
+def check_length(headers: dict[bytes, bytes], limit_bytes: int) -> None:
+    """Raises `ApiError` 413 for a body that announces itself as too large."""
     length = headers.get(b"content-length")
     if length is not None and len(length) < 20 and int(length) > limit_bytes:
         raise errors.body_too_large(limit_bytes)
-    message = await receive()
-    if message["type"] != "http.request":
-        raise CallerLeft
-    body: bytes = message.get("body", b"")
-    if message.get("more_body", False):
-        body = await _read_rest(body, receive, limit_bytes)
+
+
+def inflated(headers: dict[bytes, bytes], body: bytes, limit_bytes: int) -> bytes:
+    """The body as it was before its content encoding. Raises `ApiError` 413, 415 or 400."""
     if len(body) > limit_bytes:
         raise errors.body_too_large(limit_bytes)
     encoding = headers.get(b"content-encoding")
     return body if encoding is None else _inflated(body, encoding.strip().lower(), limit_bytes)
 
 
-async def _read_rest(first: bytes, receive: Receive, limit_bytes: int) -> bytes:
-    parts, size, more = [first], len(first), True
+async def read_body(receive: Receive, limit_bytes: int) -> bytes:
+    """The request's body, as it arrives. Raises `ApiError` 413 as soon as it exceeds the limit, or `CallerLeft`."""
+    parts: list[bytes] = []
+    size, more = 0, True
     while more:
         message = await receive()
         if message["type"] != "http.request":
@@ -58,7 +58,7 @@ async def _read_rest(first: bytes, receive: Receive, limit_bytes: int) -> bytes:
         if size > limit_bytes:
             raise errors.body_too_large(limit_bytes)
         more = message.get("more_body", False)
-    return b"".join(parts)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _inflated(body: bytes, encoding: bytes, limit_bytes: int) -> bytes:
@@ -100,6 +100,7 @@ class Direct(Protocol):
 
     disconnected: bool
 
+    def whole(self) -> bytes | None: ...
     async def answer(self, status: int, lines: bytes, body: bytes) -> None: ...
     def begin(self, status: int, lines: bytes) -> None: ...
     async def pass_on(self, body: bytes, more: bool) -> None: ...
@@ -113,6 +114,10 @@ class Messages:
     def __init__(self, send: Send) -> None:
         self._send = send
         self._start: Message | None = None
+
+    def whole(self) -> bytes | None:
+        """Never at hand: it is received."""
+        return None
 
     async def answer(self, status: int, lines: bytes, body: bytes) -> None:
         await send_bytes(self._send, status, body, headers_of(lines))

@@ -74,6 +74,10 @@ class Caller:
     def gone(self) -> bool:
         return self._departure is not None and self._departure.gone
 
+    def whole(self) -> bytes | None:
+        """The request's body, where all of it has arrived."""
+        return self._answers.whole()
+
     # ---- sending ----
 
     async def answer(self, status: int, lines: bytes, body: bytes) -> None:
@@ -128,13 +132,21 @@ class Caller:
         """The whole body. Raises `TransportError`, or `StreamBroken` beyond `MOST_ANSWER_BYTES`."""
         pieces: list[bytes] = []
         size = 0
-        while (piece := await self.read(response, limit_s)) is not None:
-            pieces.append(piece)
-            size += len(piece)
-            if size > MOST_ANSWER_BYTES:
-                raise StreamBroken(f"an answer of more than {MOST_ANSWER_BYTES} bytes")
-            if response.ended:
-                break
+        self._limit_s = limit_s
+        try:
+            while not response.ended:
+                self._waiting_since_s = self._watch.now_s
+                piece = await response.read_chunk()
+                if piece is None:
+                    break
+                pieces.append(piece)
+                size += len(piece)
+                if size > MOST_ANSWER_BYTES:
+                    raise StreamBroken(f"an answer of more than {MOST_ANSWER_BYTES} bytes")
+        except asyncio.CancelledError:
+            raise self._interruption() from None
+        finally:
+            self._waiting_since_s = 0.0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def wait_for(self, calls: Iterable[asyncio.Task[Any]], limit_s: float, within_s: float | None = None) -> None:

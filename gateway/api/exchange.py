@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Final
 from gateway import errors, tokens
 from gateway.access.authenticator import IDENTITY, check_model
 from gateway.api.account import CANCELLED, FAILED, INCOMPLETE, Account
-from gateway.api.asgi import CallerLeft, Receive, Scope, Send, error_headers, lines_of, read_body
+from gateway.api.asgi import (
+    CallerLeft,
+    Receive,
+    Scope,
+    Send,
+    check_length,
+    error_headers,
+    inflated,
+    lines_of,
+    read_body,
+)
 from gateway.api.caller import Caller, Interrupted
 from gateway.api.serving import Serving
 from gateway.api.streaming import STOPPING
@@ -93,8 +103,7 @@ class Exchange(Serving):
             raise errors.unavailable(
                 "This gateway is shutting down; try again.", code="shutting_down", retry_after_s=1.0
             )
-        body = await read_body(self._headers, self._receive, services.settings.request_max_bytes)
-        call = self._call = self._surface.read(body)
+        call = self._call = self._surface.read(await self._read())
         tags = self._headers.get(b"x-metergate-tags")
         if tags is not None or identity.tags:
             self._tags = read_tags(tags, identity.tags)
@@ -124,6 +133,15 @@ class Exchange(Serving):
         account.snapshot = lease.snapshot
         plan.routes[:] = lease.routes  # what cannot be charged, or does not fit the budget, is not tried
         plan.retries.request(time.monotonic(), identity.key_id)
+
+    async def _read(self) -> bytes:
+        """The request's body. Raises `ApiError` 413, 415 or 400, or `CallerLeft`."""
+        limit_bytes = self._services.settings.request_max_bytes
+        check_length(self._headers, limit_bytes)
+        body = self._caller.whole()
+        if body is None:
+            body = await read_body(self._receive, limit_bytes)
+        return inflated(self._headers, body, limit_bytes)
 
     async def _look_up(self, model: Model, call: Call, identity: Identity) -> bool:
         """Whether the answer is at hand already. Such a request counts as one, and reserves nothing."""

@@ -173,7 +173,7 @@ class StreamRelay:
 
     async def _drain(self) -> None:
         response, scanner = self._attempt.response, self._scanner
-        if response is None or not scanner.done or scanner.error is not None:
+        if response is None or response.ended or not scanner.done or scanner.error is not None:
             return
         with contextlib.suppress(TransportError, TimeoutError):
             async with asyncio.timeout(DRAIN_WAIT_S):

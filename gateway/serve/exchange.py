@@ -124,12 +124,22 @@ class Exchange:
                 self._waiter = None
         if self.disconnected or self.complete:
             return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": self._taken(), "more_body": self.more}
+
+    def whole(self) -> bytes | None:
+        """The request's body, where all of it has come and none was taken; `receive` gives it otherwise."""
+        if self.more or not self._news or self.disconnected or self.complete:
+            return None
+        self.expects_continue = False
+        return self._taken()
+
+    def _taken(self) -> bytes:
         self._news = False
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body.clear()
         self.size = 0
         self._protocol.resume_reading()
-        return {"type": "http.request", "body": body, "more_body": self.more}
+        return body
 
     # ---- what goes out ----
 
@@ -140,7 +150,9 @@ class Exchange:
         """
         self._begin(status, lines, b"content-length: %d\r\n\r\n" % len(body))
         self._left = len(body)
-        await self.pass_on(body, False)
+        if self._protocol.write_paused and not self.disconnected:
+            await self._protocol.drained()
+        self._put(body, False)
 
     def begin(self, status: int, lines: bytes) -> None:
         """An answer whose length is not known: its head goes out with its first piece."""
@@ -168,11 +180,14 @@ class Exchange:
 
     async def pass_on(self, body: bytes, more: bool) -> None:
         """A piece of the answer, the last one unless `more` come."""
-        protocol = self._protocol
-        if protocol.write_paused and not self.disconnected:
-            await protocol.drained()
+        if self._protocol.write_paused and not self.disconnected:
+            await self._protocol.drained()
+        self._put(body, more)
+
+    def _put(self, body: bytes, more: bool) -> None:
         if self.disconnected:
             return
+        protocol = self._protocol
         data = self._frame(body, more)
         head, self._head = self._head, None
         if head is None:

@@ -144,7 +144,13 @@ class Connection(asyncio.Protocol):
             if self.complete:
                 return None
             await self._arrival()
+        return self.at_hand()
+
+    def at_hand(self) -> bytes | None:
+        """The same without waiting: None where nothing lies here."""
         pieces = self._pieces
+        if not pieces:
+            return None
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         self._unread = 0
@@ -219,9 +225,10 @@ class Http1Response:
 
     async def read_chunk(self) -> bytes | None:
         """The next bytes as they arrived, or None at a proper end. Raises `ConnectionLost` when the body was cut."""
-        if self._connection is None:
+        connection = self._connection
+        if connection is None:
             return None
-        while (data := await self._connection.read()) is not None:
+        while (data := connection.at_hand() or await connection.read()) is not None:
             if self._inflate is None:
                 return data
             try:
