@@ -23,8 +23,9 @@ import httptools
 from gateway.upstream.errors import ConnectFailed, ConnectionLost
 
 IDLE_S: Final = 90.0
-"""How long a pooled connection may wait, as in Go and hyper; a provider that closes it sooner takes it out of the pool by closing. At
-30 s, streams that began together after a pause connected together first: their slowest first chunks took half as long again."""
+"""How long a pooled connection may wait, as in Go and hyper; a provider that closes it sooner takes it out by closing.
+
+At 30 s, 32 streams that began together after a pause connected anew first: the slowest first chunk came after 15 ms, not 10."""
 
 BUFFER_HIGH: Final = 262_144
 """Unread bytes of one answer above which its socket is not read: a slow caller slows the provider, not our memory."""
