@@ -102,13 +102,13 @@ class Plans:
                 return None
             price_id, cost_id, of_list, of_settled, of_policy, of_reference, of_cost = each
             line_list = line_settled = line_policy = line_reference = line_cost = _times(quantity, of_list)
-            if of_settled is not of_list:
+            if of_settled != of_list:
                 line_settled = _times(quantity, of_settled)
-            if of_policy is not of_list:
+            if of_policy != of_list:
                 line_policy = None if of_policy is None else _times(quantity, of_policy)
-            if of_reference is not of_list:
+            if of_reference != of_list:
                 line_reference = None if of_reference is None else _times(quantity, of_reference)
-            if of_cost is not of_list:
+            if of_cost != of_list:
                 line_cost = _times(quantity, of_cost)
             listed += line_list
             settled += line_settled

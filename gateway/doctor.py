@@ -118,7 +118,9 @@ def _python() -> Check:
 
 def _request_path() -> Check:
     if compiled.is_active():
-        return ok("request path", f"{len(compiled.MODULES)} modules of it run compiled")
+        return ok(
+            "request path", f"{len(compiled.MODULES)} modules of it run compiled, in gateways started since they are"
+        )
     return ok("request path", "interpreted; `metergate compile` makes a request cheaper (it needs a C compiler)")
 
 

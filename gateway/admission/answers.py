@@ -31,9 +31,9 @@ def limit_lines(scopes: Sequence[Scope], counters: Sequence[Counters]) -> bytes:
         if limit is not None and limit - state.tokens_used < tokens[0]:
             tokens = limit - state.tokens_used, limit, state.tokens_reset_us
     reset = duration(requests[2])
-    if requests is not _NO_LIMIT:
+    if requests != _NO_LIMIT:
         lines = _REQUESTS % (requests[1], max(requests[0], 0), reset)
-    if tokens is not _NO_LIMIT:
+    if tokens != _NO_LIMIT:
         lines += _TOKENS % (tokens[1], max(tokens[0], 0), reset if tokens[2] == requests[2] else duration(tokens[2]))
     return lines
 

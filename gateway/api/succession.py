@@ -43,7 +43,7 @@ class Succession:
 
     async def after(self, failure: Failure) -> float:
         """How many seconds to wait before `route` is tried. Raises `ApiError`."""
-        unsent = failure.reason is UNMAPPED or failure.reason is AT_LIMIT
+        unsent = failure.reason == UNMAPPED or failure.reason == AT_LIMIT
         if not unsent:
             logger.warning(
                 "request %s: attempt at %s failed: %s",
@@ -55,14 +55,14 @@ class Succession:
             raise failure.error
         if failure.error.code == OVERFLOW and await self._fall_back(beyond=self.route.of.context_window or 0):
             return 0.0
-        if not failure.retryable and failure.reason is not UNMAPPED:
+        if not failure.retryable and failure.reason != UNMAPPED:
             raise failure.error
         if failure.turned and self._may_retry and self._may_try():
             return 0.0
         if (self._following() or await self._fall_back()) and (unsent or self._may_try()):
             self._place = self._following() or self._place
             return 0.0
-        pause = None if failure.reason is UNMAPPED else self._pause(failure)
+        pause = None if failure.reason == UNMAPPED else self._pause(failure)
         if pause is None or not self._may_try():
             raise failure.error
         self._again += 1

@@ -105,7 +105,7 @@ class HttpProtocol(asyncio.Protocol):
             self._feed_raw(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self._end_with(_BAD_REQUEST)
-        if self._due_s is math.inf:
+        if self._due_s == math.inf:
             if self._in_head:
                 self._due_s = self.loop.time() + HEAD_S
             elif self._parsing is not None and self._parsing.more and not self._parsing.complete:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.serve.protocol import MAX_HEAD_BYTES, REQUEST_HIGH
+from gateway.serve.protocol import BODY_S, HEAD_S, MAX_HEAD_BYTES, REQUEST_HIGH, HttpProtocol
 from gateway.serve.server import make_server
 
 App = Callable[[dict[str, Any], Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
@@ -262,6 +262,40 @@ async def test_a_header_with_a_line_break_never_goes_out(value: bytes) -> None:
     async with serving(inject) as port:
         answer = await call(port, request())
     assert answer.startswith(b"HTTP/1.1 500 ") and b"x-injected" not in answer
+
+
+class Wire(asyncio.Transport):
+    """A connection of which nobody holds the other end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("begun", "patience_s"),
+    [(b"GE", HEAD_S), (b"POST /x HTTP/1.1\r\n", HEAD_S), (request(body=b"ten bytes!")[:-9], BODY_S)],
+)
+async def test_what_stops_arriving_has_its_time_and_no_more(begun: bytes, patience_s: float) -> None:
+    server, wire, loop = make_server(echo, 60), Wire(), asyncio.get_running_loop()
+    connection = HttpProtocol(server.config, server.server_state, {})
+    connection.connection_made(wire)
+    connection.data_received(begun)
+    connection.sweep(loop.time() + patience_s - 1)
+    assert not wire.closed
+    connection.sweep(loop.time() + patience_s + 1)
+    assert wire.closed and wire.written.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    connection.connection_lost(None)
 
 
 @pytest.mark.interpreted
