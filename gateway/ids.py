@@ -23,10 +23,10 @@ class _Generator:
     """One millisecond clock that never runs backwards and one counter, seeded at random in each millisecond."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self.reset()
 
     def reset(self) -> None:
+        self._lock = threading.Lock()
         self._last_ms = 0
         self._high = 0
         self._low = 0

@@ -7,8 +7,9 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from gateway import errors
+from gateway.errors import ApiError
 from gateway.upstream.base import BadAnswer, Failure
-from gateway.upstream.errors import ConnectFailed, TransportError
+from gateway.upstream.errors import ConnectFailed, StaleConnection, TransportError
 from gateway.upstream.wire import UpstreamResponse
 
 if TYPE_CHECKING:
@@ -46,12 +47,17 @@ def broken(provider: str, error: TransportError) -> Failure:
             "connect failed",
             everyones=True,
         )
+    if isinstance(error, StaleConnection):
+        return Failure(_cut(provider), True, False, None, "stale connection", stale=True)
     return cut_off(provider)
 
 
 def cut_off(provider: str) -> Failure:
-    error = errors.bad_gateway(f"The provider '{provider}' broke off its answer.", code="upstream_cut")
-    return Failure(error, True, True, None, "cut")
+    return Failure(_cut(provider), True, True, None, "cut")
+
+
+def _cut(provider: str) -> ApiError:
+    return errors.bad_gateway(f"The provider '{provider}' broke off its answer.", code="upstream_cut")
 
 
 def unreadable(provider: str, reason: str) -> Failure:

@@ -57,6 +57,8 @@ class Succession:
             return 0.0
         if not failure.retryable and failure.reason != UNMAPPED:
             raise failure.error
+        if failure.stale and self._may_retry:  # no more often than connections rested, so it draws on no budget
+            return 0.0
         if failure.turned and self._may_retry and self._may_try():
             return 0.0
         if (self._following() or await self._fall_back()) and (unsent or self._may_try()):

@@ -94,6 +94,7 @@ class Failure:
     reason: str = ""  # short, for the row and the log; never holds a key
     everyones: bool = False  # anybody would have met it, whatever was asked; any other may be the request's own
     key_wait_s: float | None = None  # the key that was used is to be left alone so long, where the provider has others
+    stale: bool = False  # the connection was dead before it was used: a new one is worth a call at once
     turned: bool = False  # another key is in use now: the same route is worth a call at once
 
 

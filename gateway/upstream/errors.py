@@ -3,6 +3,7 @@
 TransportError
 ├── ConnectFailed      nothing reached the provider: safe to try elsewhere
 └── ConnectionLost     the provider was reached and then went away
+    └── StaleConnection    a connection that had rested was dead: not a byte of an answer came on it
 """
 
 from __future__ import annotations
@@ -17,4 +18,8 @@ class ConnectFailed(TransportError):
 
 
 class ConnectionLost(TransportError):
+    pass
+
+
+class StaleConnection(ConnectionLost):
     pass

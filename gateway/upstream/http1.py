@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from gateway.upstream.errors import ConnectFailed, ConnectionLost
+from gateway.upstream.errors import ConnectFailed, ConnectionLost, StaleConnection
 
 IDLE_S: Final = 90.0
 """How long a pooled connection may wait, as in Go and hyper; a provider that closes it sooner takes it out by closing.
@@ -51,6 +51,7 @@ class Connection(asyncio.Protocol):
         self.origin = origin
         self.idle_since = 0.0
         self.closed = False
+        self.rested = False
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
@@ -63,6 +64,8 @@ class Connection(asyncio.Protocol):
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.complete = False
+        self.heard = False
+        self._surplus = False
         self._headers_bytes = 0
         self._headers_done = False
         self._framed = False
@@ -81,6 +84,7 @@ class Connection(asyncio.Protocol):
         if not self._busy:
             self._abort("the provider spoke out of turn")
             return
+        self.heard = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -103,6 +107,10 @@ class Connection(asyncio.Protocol):
 
     # -- what the parser calls ----------------------------------------------------------------------------------------
 
+    def on_message_begin(self) -> None:
+        """What comes behind an answer belongs to nothing: it is not read, and the connection is not used again."""
+        self._surplus = self.complete
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers_bytes += len(name) + len(value)
         if self._headers_bytes > _MAX_HEADER_BYTES:
@@ -113,6 +121,8 @@ class Connection(asyncio.Protocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if self._surplus:
+            return
         status = self._parser.get_status_code()
         if status < 200:  # 100 Continue, 103 Early Hints: the answer is still to come
             self.headers.clear()
@@ -123,6 +133,8 @@ class Connection(asyncio.Protocol):
         self._headers_done = True
 
     def on_body(self, body: bytes) -> None:
+        if self._surplus:
+            return
         self._pieces.append(body)
         self._unread += len(body)
 
@@ -168,11 +180,13 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        return self.complete and self._keep_alive and not self.closed and self._broken is None and not self._until_eof
+        whole = self.complete and not self._surplus and not self._until_eof
+        return whole and self._keep_alive and not self.closed and self._broken is None
 
     def rest(self) -> None:
         """Back to idle: the next call may use it."""
         self._begin()
+        self.rested = True
         self.idle_since = time.monotonic()
         if self._paused and self._transport is not None:
             self._paused = False
@@ -303,10 +317,21 @@ class Http1Transport:
         connection = self._take_idle(origin) or await self._connect(origin)
         try:
             await connection.send(request + body)
+        except ConnectionLost as lost:
+            connection.drop()
+            if connection.rested and not connection.heard:
+                self._forget(origin)
+                raise StaleConnection(str(lost)) from lost
+            raise
         except BaseException:
             connection.drop()
             raise
         return Http1Response(connection, self)
+
+    def _forget(self, origin: Origin) -> None:
+        """One that rested was dead, so those that rest with it are likely to be: whoever comes next connects anew."""
+        for connection in self._idle.pop(origin, ()):
+            connection.drop()
 
     def _take_idle(self, origin: Origin) -> Connection | None:
         idle = self._idle.get(origin)

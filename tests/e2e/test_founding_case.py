@@ -67,10 +67,10 @@ def key(product: Product) -> str:
 
 def call(product: Product, key: str, script: str) -> tuple[dict[str, Any], str]:
     """One chat through the SDK; the usage row of it, and the cost header."""
-    client = openai.OpenAI(base_url=f"{product.url}/v1", api_key=key, max_retries=0)
-    raw = client.chat.completions.with_raw_response.create(
-        model="deepseek-chat", messages=[{"role": "user", "content": "你好"}], user=script
-    )
+    with openai.OpenAI(base_url=f"{product.url}/v1", api_key=key, max_retries=0) as client:
+        raw = client.chat.completions.with_raw_response.create(
+            model="deepseek-chat", messages=[{"role": "user", "content": "你好"}], user=script
+        )
     request_id = raw.headers["x-request-id"]
 
     def fetch() -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trustme
 
-from gateway.upstream.errors import ConnectFailed, ConnectionLost
+from gateway.upstream.errors import ConnectFailed, ConnectionLost, StaleConnection
 from gateway.upstream.http1 import BUFFER_HIGH, Http1Transport
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -280,6 +280,68 @@ async def test_a_pooled_connection_that_the_provider_closed_is_not_used() -> Non
             assert await response.aread() == b'{"ok":true}'
             await response.aclose()
             await asyncio.sleep(0.02)
+        assert connections == 2
+        await transport.aclose()
+
+
+async def test_one_stale_connection_takes_those_that_rested_with_it_out_of_the_pool() -> None:
+    connections = 0
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        if connections > 3:
+            await answering(PLAIN)(reader, writer)
+            return
+        await read_request(reader)
+        writer.write(PLAIN)
+        await read_request(reader)  # and goes away without a word, as behind a router that has forgotten it
+        writer.transport.abort()
+
+    async with provider(script) as url:
+        transport = Http1Transport()
+        answers = await asyncio.gather(*[transport.post(url, {}, b"") for _ in range(3)])
+        for answer in answers:
+            assert await answer.aread() == b'{"ok":true}'
+            await answer.aclose()
+        with pytest.raises(StaleConnection):
+            await transport.post(url, {}, b"")
+        response = await transport.post(url, {}, b"")
+        assert await response.aread() == b'{"ok":true}'
+        assert connections == 4
+        await transport.aclose()
+
+
+async def test_a_new_connection_that_is_cut_is_not_stale() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.transport.abort()
+
+    async with provider(script) as url:
+        transport = Http1Transport()
+        with pytest.raises(ConnectionLost) as lost:
+            await transport.post(url, {}, b"")
+        assert not isinstance(lost.value, StaleConnection)
+        await transport.aclose()
+
+
+@pytest.mark.parametrize(
+    "surplus", [PLAIN, PLAIN[:40], b"HTTP/1.1 2", b"HTTP/1.1 500 No\r\ncontent-length: 3\r\n\r\nbad"]
+)
+async def test_what_comes_behind_an_answer_is_not_read_and_ends_its_connection(surplus: bytes) -> None:
+    connections = 0
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await answering(PLAIN + surplus)(reader, writer)
+
+    async with provider(script) as url:
+        transport = Http1Transport()
+        for _ in range(2):
+            response = await transport.post(url, {}, b"")
+            assert (response.status, await response.aread()) == (200, b'{"ok":true}')
+            await response.aclose()
         assert connections == 2
         await transport.aclose()
 
