@@ -56,8 +56,10 @@ class Forgetful:
 async def forgetful() -> AsyncIterator[tuple[Forgetful, int]]:
     provider = Forgetful()
     server = await asyncio.start_server(provider.serve, "127.0.0.1", 0)
-    yield provider, server.sockets[0].getsockname()[1]
-    server.close()
+    try:
+        yield provider, server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
 
 
 async def test_connections_that_died_at_rest_cost_nobody_an_answer(tmp_path: Path, provisioned: Provisioned) -> None:
