@@ -292,9 +292,9 @@ async def test_what_stops_arriving_has_its_time_and_no_more(begun: bytes, patien
     connection.connection_made(wire)
     connection.data_received(begun)
     connection.sweep(loop.time() + patience_s - 1)
-    assert not wire.closed
+    assert not wire.is_closing()
     connection.sweep(loop.time() + patience_s + 1)
-    assert wire.closed and wire.written.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert wire.is_closing() and wire.written.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
     connection.connection_lost(None)
 
 
