@@ -112,6 +112,8 @@ class Connection(asyncio.Protocol):
         self._surplus = self.complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._surplus:
+            return
         self._headers_bytes += len(name) + len(value)
         if self._headers_bytes > _MAX_HEADER_BYTES:
             self._abort("the provider's headers are too large")

@@ -326,7 +326,7 @@ async def test_a_new_connection_that_is_cut_is_not_stale() -> None:
 
 
 @pytest.mark.parametrize(
-    "surplus", [PLAIN, PLAIN[:40], b"HTTP/1.1 2", b"HTTP/1.1 500 No\r\ncontent-length: 3\r\n\r\nbad"]
+    "surplus", [PLAIN, PLAIN[:40], b"HTTP/1.1 2", b"HTTP/1.1 500 No\r\nx-surplus: 1\r\ncontent-length: 3\r\n\r\nbad"]
 )
 async def test_what_comes_behind_an_answer_is_not_read_and_ends_its_connection(surplus: bytes) -> None:
     connections = 0
@@ -341,6 +341,7 @@ async def test_what_comes_behind_an_answer_is_not_read_and_ends_its_connection(s
         for _ in range(2):
             response = await transport.post(url, {}, b"")
             assert (response.status, await response.aread()) == (200, b'{"ok":true}')
+            assert response.header("x-surplus") is None
             await response.aclose()
         assert connections == 2
         await transport.aclose()
