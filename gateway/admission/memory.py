@@ -152,7 +152,8 @@ class MemoryStore:
             if claim.request_id.int not in self._leases and not self._is_finished(claim.request_id.int):
                 self._hold(claim, self._states(claim, now_us), now_us, min(admitted_us, now_us) // SECOND_US)
         for claim, amounts in settled:
-            self._post(claim, amounts)
+            if claim.request_id.int not in self._leases and self._finish(claim.request_id.int, now_us):
+                self._post(claim, amounts)
 
     async def unshipped(self, windows: Collection[BudgetWindow], limit: int) -> Unshipped:
         listed = list(islice(self._unshipped.items(), limit))

@@ -64,6 +64,8 @@ class SharedStore:
         self._settled: dict[UUID, tuple[Claim, Mapping[int, int], int]] = {}
         self._owed: dict[UUID, tuple[Claim, int, Mapping[int, int] | None]] = {}
         """Settlements, or releases (no amounts), that the server has not confirmed."""
+        self._told = ""
+        """The world that knows what was settled before it began."""
         self._failures = FAILURES
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -295,9 +297,11 @@ class SharedStore:
             await self._register()
 
     async def _register(self) -> None:
-        held = list(self._held.values())
-        settled = [(claim, amounts) for claim, amounts, _ in self._settled.values()]
-        await self._remote.register(held, settled)
+        """What is held; and to a new world, once, what was settled. A world that knew it may have shipped it since."""
+        world = self._remote.epoch
+        settled = [] if world == self._told else [(claim, amounts) for claim, amounts, _ in self._settled.values()]
+        await self._remote.register(list(self._held.values()), settled)
+        self._told = world
 
     async def _pay(self) -> None:
         for request_id, (claim, tokens, amounts) in list(self._owed.items()):

@@ -1,6 +1,5 @@
 -- Settle (A[4] = 1 request stays counted, A[5] tokens, A[6] postings: budget, units, nano..) or release (0, 0, {}). A: 3 lease.
 -- Posts also when the lease has expired: what was spent was spent.
-local REMEMBERED = 120 * SECOND
 local LEASE, REQUESTS, TOKENS, POSTINGS = A[3], A[4], A[5], A[6]
 local v = call('HMGET', H, 'seq', LEASE)
 local SEQ = tonumber(v[1] or -1)
@@ -26,7 +25,7 @@ for at = 1, #POSTINGS, 3 do
   end
 end
 
--- A settlement whose memory has expired, or that was registered after a wipe, is not posted twice.
+-- A settlement whose memory has expired is not posted twice while it is unshipped.
 local post = #POSTINGS > 0 and call('HSETNX', KEYS[3], string.sub(LEASE, 3), pack(unpack(POSTINGS))) == 1
 local out = { 'seq', SEQ + 1, LEASE, 'x' }
 local fields = #names > 0 and call('HMGET', H, unpack(names)) or {}

@@ -21,6 +21,7 @@
 -- Amounts are pairs (units, nano) with 0 <= nano < 1e9 and |units| below 2^53: exact in Lua's doubles. Times are us, too.
 -- ARGV[1] is one msgpack array: the highest sequence number the caller has seen, the time (-1: the server's own), and so on.
 local NANO, SECOND, BUCKETS = 1000000000, 1000000, 61
+local REMEMBERED = 120 * SECOND
 local call, pack, open_pack = redis.call, cmsgpack.pack, cmsgpack.unpack
 local A = open_pack(ARGV[1])
 local H, EXPIRY = KEYS[1], KEYS[2]

@@ -1,4 +1,5 @@
--- After a wipe: what a process holds and has settled, counted unchecked; what is known already is left alone.
+-- After a wipe: what a process holds and has settled, counted unchecked; what is known already is left alone. A settlement whose
+-- lease is known is posted by its own end, or was.
 -- A: 3 leases {lease, tokens, admitted at us, ttl us, scopes as for admit, charges: budget, units, nano..},
 --    4 settlements {lease, postings: budget, units, nano..}
 local function change_budget(field, column, units, nano)
@@ -35,8 +36,11 @@ for _, known in ipairs(A[3]) do
   end
 end
 for _, settled in ipairs(A[4]) do
-  if call('HSETNX', KEYS[3], string.sub(settled[1], 3), pack(unpack(settled[2]))) == 1 then
-    for at = 1, #settled[2], 3 do change_budget(settled[2][at], 4, settled[2][at + 1], settled[2][at + 2]) end
+  local lease, postings = settled[1], settled[2]
+  if call('HEXISTS', H, lease) == 0 and call('HSETNX', KEYS[3], string.sub(lease, 3), pack(unpack(postings))) == 1 then
+    for at = 1, #postings, 3 do change_budget(postings[at], 4, postings[at + 1], postings[at + 2]) end
+    call('HSET', H, lease, 'x')
+    call('ZADD', EXPIRY, NOW + REMEMBERED, lease)
   end
 end
 return pack({ 'ok', call('HINCRBY', H, 'seq', 1), true })

@@ -136,6 +136,23 @@ async def test_rule_15_a_server_that_lost_its_data_is_told_everything_before_it_
         assert await running(one) == 1
 
 
+async def test_a_server_back_from_a_long_silence_is_not_told_again_what_it_has_shipped(server: ValkeyServer) -> None:
+    async with shared(server) as one, shared(server) as two:
+        await seeded(one, 1, window="0-", spent=1000)
+        request = total(300, 10_000)
+        granted(await one.admit(request))
+        await one.settle(request, 0, {1: 250})
+        listed = await two.unshipped([DAY], 100)
+        assert await two.reconcile({DAY: Base(1250, listed.versions[DAY])}, [request.request_id])
+        server.freeze()
+        await until(lambda: _is(lambda: not one.up))
+        server.thaw()
+        world = (server.command("GET", "{metergate}:epoch") or b"").splitlines()[1].decode()
+        server.command("HDEL", f"{{metergate}}:{world}", f"l:{request.request_id.hex}")  # as 120 s of silence do
+        await until(lambda: _is(lambda: one.up))
+        assert await spent_and_reserved(one, window="0-") == (1250, 0)
+
+
 async def test_policy_open_lets_pass_uncounted_and_counts_what_was_spent_afterwards(server: ValkeyServer) -> None:
     async with shared(server, "open") as store:
         await seeded(store, 1, window="0-")

@@ -307,6 +307,35 @@ async def test_registered_leases_and_settlements_count_once_and_unchecked(store:
     assert await spent_and_reserved(store) == (620, 0)
 
 
+async def test_what_was_shipped_is_not_counted_again_by_registering_it(store: LimitStore) -> None:
+    await seeded(store, 1)
+    request = claim(charge(100, 1000))
+    granted(await store.admit(request))
+    await store.settle(request, 0, {1: 30})
+    assert await store.reconcile({DAY: Base(30, 1)}, [request.request_id])
+    await store.register([], [(request, {1: 30})])  # type: ignore[attr-defined]
+    assert await spent_and_reserved(store) == (30, 0)
+
+
+async def test_a_settlement_on_its_way_while_its_lease_is_known_is_posted_by_its_own_end(store: LimitStore) -> None:
+    await seeded(store, 1)
+    request = claim(charge(100, 1000))
+    granted(await store.admit(request))
+    await store.register([], [(request, {1: 30})])  # type: ignore[attr-defined]
+    assert await spent_and_reserved(store) == (0, 100)
+    assert await store.settle(request, 0, {1: 30})
+    assert await spent_and_reserved(store) == (30, 0)
+
+
+async def test_a_settlement_that_was_registered_and_shipped_is_not_posted_by_its_late_end(store: LimitStore) -> None:
+    await seeded(store, 1)
+    request = claim(charge(100, 1000))
+    await store.register([], [(request, {1: 30})])  # type: ignore[attr-defined]
+    assert await store.reconcile({DAY: Base(30, 1)}, [request.request_id])
+    assert not await store.settle(request, 0, {1: 30})
+    assert await spent_and_reserved(store) == (30, 0)
+
+
 async def test_reset_says_when_the_window_is_empty(store: LimitStore, clock: Clock) -> None:
     first = granted(await store.admit(claim(requests=5, tokens_limit=100, tokens=3))).counters[0]
     assert (first.requests_reset_us, first.tokens_reset_us) == (61_000_000, 61_000_000)
