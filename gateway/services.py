@@ -227,7 +227,7 @@ async def build_services(settings: Settings, record: StartRecorder = _recorder_p
         catalog, pepper, trusted_proxies=settings.proxy_networks(), auth_stale_s=settings.auth_stale_s
     )
     folder = settings.home / "journal"
-    journal = Journal(folder, settings.journal)
+    journal = Journal(folder, settings.journal, asyncio.get_running_loop().call_later)
     recorder = record(journal, folder, settings, metrics)
     webhooks = Webhooks(database, metrics, build_sender(settings.webhook))
     thresholds = Thresholds(database, catalog, webhooks, metrics, settings.limits.budget_thresholds)

@@ -14,6 +14,7 @@ import logging
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -48,12 +49,27 @@ HEAL_S: Final = 0.25
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
+def _at_once(delay_s: float, call: Callable[[], None]) -> None:
+    call()
+
+
 class Journal:
     """One process's journal. Appends come from one thread; a second thread syncs, preallocates and heals."""
 
-    def __init__(self, folder: Path, settings: JournalSettings) -> None:
-        """Makes and locks a folder of its own under `folder`. Raises `JournalFull` or `JournalBroken` when it cannot."""
+    def __init__(
+        self,
+        folder: Path,
+        settings: JournalSettings,
+        later: Callable[[float, Callable[[], None]], object] = _at_once,
+    ) -> None:
+        """Makes and locks a folder of its own under `folder`. Raises `JournalFull` or `JournalBroken` when it cannot.
+
+        `later` is an event loop's `call_later`: with it the thread that syncs is woken `fsync_ms` after the first append, when
+        those that came with it need the processor no more.
+        """
         self._settings = settings
+        self._sync_s = settings.fsync_ms / 1000
+        self._later = later
         self._segment_bytes = segment_size(settings.max_bytes)
         self._each = settings.fsync == "record"
         self._number = 0
@@ -227,7 +243,8 @@ class Journal:
         if not self._dirty:
             self._dirty = True
             if self._asleep:
-                self._wake.set()
+                self._asleep = False
+                self._later(self._sync_s, self._wake.set)
 
     def _write(self, frame: bytes) -> None:
         written = os.pwrite(self._descriptor, frame, self._offset)
@@ -334,7 +351,7 @@ class Journal:
                 busy = self._dirty or bool(self._retired)
                 troubled = self._trouble is not None or not self._spare_bytes or bool(self._owed)
                 self._asleep = not busy
-            self._wake.wait(self._settings.fsync_ms / 1000 if busy else HEAL_S if troubled else None)
+            self._wake.wait(self._sync_s if busy else HEAL_S if troubled else None)
             self._wake.clear()
             if self._stopped:
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from gateway.metering.journal import CLOSE_RESERVE, Journal
 from gateway.metering.reader import JournalReader
 from gateway.metering.records import AttemptOpened, Record, encode
 from gateway.metering.segments import process_folders, segment_numbers, segment_path, try_lock
+from gateway.settings import JournalSettings
 from tests.gateway.metering.conftest import eventually
 from tests.gateway.metering.records import closed, opened, outcome
 
@@ -60,6 +62,35 @@ def test_a_record_is_in_the_file_when_open_returns(make_journal: MakeJournal) ->
     attempt = opened()
     journal.open(attempt)
     assert encode(attempt) in segment_path(journal.folder, 1).read_bytes()
+
+
+def test_the_first_append_after_a_rest_asks_once_for_a_sync_of_all_that_follow_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waking the thread at once would cost the requests that begin together a sync each, and the interpreter's lock."""
+    asked: list[tuple[float, Callable[[], None]]] = []
+    synced: list[int] = []
+    sync = os.fdatasync
+
+    def note(descriptor: int) -> None:
+        sync(descriptor)
+        synced.append(descriptor)
+
+    monkeypatch.setattr("os.fdatasync", note)
+    journal = Journal(tmp_path, JournalSettings(fsync_ms=40), lambda delay_s, call: asked.append((delay_s, call)))
+    try:
+        for rests in (1, 2):
+            while len(asked) < rests:  # until the thread has seen that there is nothing to do
+                journal.open(opened())
+                time.sleep(0.005)
+            synced.clear()
+            for _ in range(20):
+                journal.open(opened())
+            assert [delay_s for delay_s, _ in asked] == [0.04] * rests
+            asked[-1][1]()
+            eventually(lambda: bool(synced), "the thread syncs")
+    finally:
+        journal.stop()
 
 
 def test_segments_rotate_and_nothing_is_lost_between_them(make_journal: MakeJournal) -> None:
