@@ -3,6 +3,8 @@
     python -m bench.gateway                      # all that are installed
     python -m bench.gateway --only metergate,forward --rounds 2 --quick
 
+Every gateway has the same core, its recorder included; callers, provider, databases and limit stores have the others. Where they
+share, the kernel lets a provider wait behind the very gateway that it is to answer, and a first chunk shows little else.
 Each round visits every gateway once per load, so that the machine's noise falls on all alike. What is compared first is CPU
 per request (user + system time of the gateway's process tree over the requests it served), then ratios, then requests/s.
 A wrong answer, or a usage row missing afterwards, ends the run with an error.
@@ -28,7 +30,7 @@ import uvloop
 
 from bench.gateways import GATEWAYS, ROOT, Gateway
 from bench.load import Outcome, Target, run_load
-from bench.processes import Process, cpu_seconds, free_port, memory_mb
+from bench.processes import Process, cpu_seconds, free_port, memory_mb, pin, split_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ async def measure(
     port = free_port()
     environment = {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "bench.upstream", "--port", str(port)]
+    gateway_core, others = split_cores()
+    os.sched_setaffinity(0, others)
     provider = Process("provider", command, env=environment, folder=folder, port=port)
     gateways: dict[str, Gateway] = {}
     skipped: dict[str, str] = {}
@@ -122,6 +126,7 @@ async def measure(
         for name in names:
             try:
                 gateways[name] = GATEWAYS[name](port, folder)
+                pin(gateways[name].process.pid, gateway_core)
             except FileNotFoundError as error:
                 skipped[name] = str(error)
         return await compare(gateways, skipped, loads, rounds, share, port, visit_s, ends_s)

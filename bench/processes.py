@@ -34,6 +34,19 @@ def tree(pid: int) -> list[int]:
     return found
 
 
+def split_cores() -> tuple[set[int], set[int]]:
+    """One core for the gateway under test, the others for all else; where there is only one, everything shares it."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    return {first}, set(others) or {first}
+
+
+def pin(pid: int, cores: set[int]) -> None:
+    """The tree runs on these cores alone, with whatever it starts later."""
+    for member in tree(pid):
+        for thread in Path(f"/proc/{member}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), cores)
+
+
 def cpu_seconds(pid: int) -> float:
     """User and system time of the tree so far, reaped children included."""
     ticks = 0
