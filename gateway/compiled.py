@@ -28,6 +28,9 @@ MODULES: Final = tuple(
     gateway.admission.memory_state
     gateway.admission.pipeline
     gateway.admission.reservation
+    gateway.admission.resp
+    gateway.admission.shared
+    gateway.admission.valkey
     gateway.admission.window
     gateway.api.account
     gateway.api.app

@@ -146,9 +146,9 @@ class Pipeline:
             raise Unreachable(f"{type(error).__name__}: {error}") from error
         try:
             await self._introduce(connection)
-        except ErrorReply as error:
+        except ErrorReply as refusal:
             connection.close()
-            raise Unreachable(f"it refuses the connection: {error}") from error
+            raise Unreachable(f"it refuses the connection: {refusal}") from refusal
         except BaseException:
             connection.close()
             raise

@@ -229,8 +229,8 @@ class ValkeyStore:
         try:
             try:
                 return await self._pipeline.execute(call)
-            except ErrorReply as error:
-                if not str(error).startswith("NOSCRIPT"):
+            except ErrorReply as refused:
+                if not str(refused).startswith("NOSCRIPT"):
                     raise
                 return await self._pipeline.execute(in_full())  # nothing was run: a restarted server has forgotten it
         except (Unreachable, ErrorReply) as error:

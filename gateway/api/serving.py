@@ -225,8 +225,8 @@ class Serving:
             return None
         except TransportError as error:
             return failures.broken(provider.name, error)
-        except StreamBroken as error:
-            return failures.unreadable(provider.name, str(error))
+        except StreamBroken as broken:
+            return failures.unreadable(provider.name, str(broken))
         except BadAnswer as bad:
             return failures.bad_answer(attempt.route, bad)
         except asyncio.CancelledError:

@@ -61,8 +61,8 @@ class StreamRelay:
             failure = failures.timed_out(provider.name)
         except TransportError as error:
             failure = failures.broken(provider.name, error)
-        except StreamBroken as error:
-            failure = failures.unreadable(provider.name, str(error))
+        except StreamBroken as broken:
+            failure = failures.unreadable(provider.name, str(broken))
         except BaseException as error:
             why = STOPPING if isinstance(error, asyncio.CancelledError) else "internal error"
             attempt.close_partial(INCOMPLETE, why)

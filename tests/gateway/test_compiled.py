@@ -21,6 +21,7 @@ AGAIN = (
     "tests/gateway/test_sse.py tests/gateway/upstream tests/gateway/routing tests/gateway/serve/test_protocol.py"
     " tests/gateway/api/test_streams.py tests/gateway/api/test_leaving.py tests/gateway/api/test_fallbacks.py"
     " tests/gateway/api/test_refusals.py tests/gateway/admission/test_admission.py tests/gateway/admission/test_answers.py"
+    " tests/gateway/admission/test_store.py tests/gateway/admission/test_shared.py"
     " tests/billing/test_plans.py tests/gateway/metering/test_bill.py tests/e2e/test_founding_case.py"
 )
 """What runs a second time, compiled: the protocols, streams and their endings, failures and fallbacks, money from end to end."""
@@ -86,6 +87,25 @@ def test_only_objects_are_compared_by_identity(module: str) -> None:
                 assert ast.unparse(node) in OBJECTS, (
                     f"{module}, line {node.lineno}: if both are objects, say so in OBJECTS"
                 )
+
+
+NATIVE = frozenset(
+    node.name for module in MODULES for node in ast.walk(tree_of(module)) if isinstance(node, ast.ClassDef)
+)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_name_is_given_to_errors_of_a_compiled_class_and_to_others(module: str) -> None:
+    """A name has one type in a function: the second `except .. as error` would raise TypeError for what it was to catch."""
+    for function in ast.walk(tree_of(module)):
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            caught: dict[str, set[str]] = {}
+            for node in ast.walk(function):
+                if isinstance(node, ast.ExceptHandler) and node.name and node.type:
+                    caught.setdefault(node.name, set()).add(ast.unparse(node.type))
+            for name, types in caught.items():
+                native = NATIVE & {each for of in types for each in names(ast.parse(of))}
+                assert len(types) == 1 or not native, f"{module}.{function.name}: {name} is {sorted(types)}"
 
 
 @pytest.mark.parametrize("module", MODULES)
