@@ -9,29 +9,23 @@ import asyncio
 import platform
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 import httpx
-from sqlalchemy import make_url
 
-from billing.database import open_database, reading
-from gateway import compiled, database
-from gateway.admin.audit import verify
-from gateway.metering.dead_letters import unresolved
+from gateway import compiled, doctor_database
+from gateway.doctor_finding import Check, Health, fail, ok, warn
 from gateway.metering.inspect import state, trouble
-from gateway.metering.reconcile import LOOK_BACK_HOURS, look
 from gateway.metering.segments import process_folders
 from gateway.routing.provider import Provider
 from gateway.serve.engines import bundled
 from gateway.serve.errors import StartError
 from gateway.serve.preflight import MIN_FREE_BYTES, check_engine_installed
-from gateway.settings import Settings, WebhookSettings, redact_url
+from gateway.settings import Settings, SettingsError, WebhookSettings, load_resolvable, redact_url
 from gateway.webhooks.addresses import ForbiddenAddress, resolve
 from gateway.words import counted
 
@@ -39,58 +33,35 @@ TIMEOUT_S: Final = 10
 OLDEST_REDIS: Final = (6, 2)
 
 
-class Health(StrEnum):
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One finding. `remedy` is empty when all is well."""
-
-    name: str
-    health: Health
-    detail: str
-    remedy: str = ""
-
-
-def ok(name: str, detail: str) -> Check:
-    return Check(name, Health.OK, detail)
-
-
-def warn(name: str, detail: str, remedy: str) -> Check:
-    return Check(name, Health.WARN, detail, remedy)
-
-
-def fail(name: str, detail: str, remedy: str) -> Check:
-    return Check(name, Health.FAIL, detail, remedy)
-
-
-async def examine(settings: Settings, url: str | None = None) -> list[Check]:
-    """All checks, in the order a person would want to read them. Never raises: a check that breaks is a finding.
+async def examine(config: Path | None, url: str | None = None) -> list[Check]:
+    """All checks, in the order a person would want to read them. A check that breaks is a finding, and so is a secret that is
+    not where the configuration says: what needs it is not looked at. Raises `SettingsError` for what else is wrong there.
 
     `url` is where a gateway must answer; without one it may, where the configuration says it listens.
     """
+    settings, lacking = load_resolvable(config)
     checks = [
         _python(),
         _request_path(),
-        _configuration(settings),
+        *_configuration(settings, config, lacking.values()),
         _home(settings.home),
         journal(settings.home / "journal"),
     ]
     checks.append(await _guarded("gateway", lambda: _gateway(settings, url)))
-    checks.append(await _guarded("database", lambda: _database(settings)))
-    if checks[-1].health is Health.OK:
-        checks.append(await _guarded("books", lambda: _books(settings)))
-        checks.append(await _guarded("audit", lambda: _audit(settings)))
-    checks.append(await _guarded("redis", lambda: _redis(settings)))
+    if ("database_url",) not in lacking:
+        checks.append(await _guarded("database", lambda: doctor_database.schema(settings)))
+        if checks[-1].health is Health.OK:
+            checks.append(await _guarded("books", lambda: doctor_database.books(settings)))
+            checks.append(await _guarded("prices", lambda: doctor_database.prices(settings)))
+            checks.append(await _guarded("audit", lambda: doctor_database.audit(settings)))
+    if ("redis_url",) not in lacking:
+        checks.append(await _guarded("redis", lambda: _redis(settings)))
     if settings.webhook.url is not None:
         checks.append(await _guarded("webhook", lambda: _webhook(settings.webhook)))
     remote = [
         _guarded(f"provider {name}", lambda name=name: _remote_provider(name, settings))  # type: ignore[misc]
         for name, provider in settings.providers.items()
-        if provider.base_url is not None
+        if provider.base_url is not None and not any(path[:2] == ("providers", name) for path in lacking)
     ]
     checks += await asyncio.gather(*remote)
     for name in bundled(settings):
@@ -124,12 +95,17 @@ def _request_path() -> Check:
     return ok("request path", "interpreted; `metergate compile` makes a request cheaper (it needs a C compiler)")
 
 
-def _configuration(settings: Settings) -> Check:
+def _configuration(settings: Settings, config: Path | None, lacking: Iterable[SettingsError]) -> Iterator[Check]:
+    for error in lacking:
+        remedy = "give it to the gateway, which does not start without; what needs it is not looked at here"
+        yield fail("configuration", str(error), remedy)
     found = (counted(len(settings.providers), "provider"), counted(len(settings.models), "model"))
-    detail = f"{', '.join(found)}, listens on {settings.listen}"
-    if not settings.models:
-        return warn("configuration", detail, "add a model with a route, or no caller can ask for anything")
-    return ok("configuration", detail)
+    origin = "the built-in default (no --config and no METERGATE_CONFIG)" if config is None else str(config)
+    detail = f"{', '.join(found)}, listens on {settings.listen}; from {origin}"
+    if settings.models:
+        yield ok("configuration", detail)
+    else:
+        yield warn("configuration", detail, "add a model with a route, or no caller can ask for anything")
 
 
 def _home(home: Path) -> Check:
@@ -191,57 +167,6 @@ async def _gateway(settings: Settings, url: str | None) -> Check:
     if answer.status_code == 503 and "reasons" in answer.text:
         return warn("gateway", f"{base} is not ready", "; ".join(answer.json()["reasons"]))
     return fail("gateway", f"{base} answered {answer.status_code}", "something else answers there: set METERGATE_URL")
-
-
-async def _database(settings: Settings) -> Check:
-    url = redact_url(settings.database_url)
-    sqlite = make_url(settings.database_url)
-    if sqlite.get_backend_name() == "sqlite" and not Path(sqlite.database or "").exists():
-        return warn("database", f"{url} does not exist yet", "`metergate serve` makes it")
-    state = await database.check(settings.database_url)
-    if state.usable:
-        return ok("database", f"{url}, schema {state.current}")
-    if sqlite.get_backend_name() == "sqlite" and state.known:
-        return warn(
-            "database", f"{url}, schema {state.current}", "`metergate serve` brings SQLite up to date by itself"
-        )
-    return fail("database", url, state.advice)
-
-
-async def _books(settings: Settings) -> Check:
-    """Rollups and wallets against their rows, and what was set aside."""
-    engine = open_database(settings.database_url, pool_size=1)
-    try:
-        found = await look(engine)
-        async with reading(engine) as connection:
-            aside = len(await unresolved(connection))
-    finally:
-        await engine.dispose()
-    if found:
-        return fail(
-            "books",
-            f"{counted(len(found), 'derived figure is', 'derived figures are')} wrong: {found[0]}",
-            "`metergate reconcile books --repair`",
-        )
-    if aside:
-        return warn(
-            "books", f"{counted(aside, 'record')} set aside", "mend what they lack, then `metergate journal replay`"
-        )
-    return ok("books", f"rollups and wallets equal their rows over {LOOK_BACK_HOURS} hours; nothing is set aside")
-
-
-async def _audit(settings: Settings) -> Check:
-    """The whole chain of the audit log."""
-    engine = open_database(settings.database_url, pool_size=1)
-    try:
-        async with reading(engine) as connection:
-            chain = await verify(connection)
-    finally:
-        await engine.dispose()
-    if chain.broken is not None:
-        remedy = "somebody changed the database past the gateway: close its doors, then compare with a backup"
-        return fail("audit", chain.broken, remedy)
-    return ok("audit", f"{counted(chain.entries, 'entry', 'entries')}, each as it was written")
 
 
 async def _webhook(webhook: WebhookSettings) -> Check:

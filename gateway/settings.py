@@ -21,7 +21,7 @@ from msgspec import Meta, Struct, field
 from gateway.secret import MASK, Secret
 from gateway.settings_rates import RateFeedSettings, RateSettings, check_feeds
 from gateway.settings_routing import Count, ModelSettings, ProviderSettings, RouteSettings, Seconds, check_routing
-from gateway.settings_source import SettingsError, Source, build, check_networks, read_source, resolve_text
+from gateway.settings_source import Path_, SettingsError, Source, build, check_networks, read_source, resolve_text
 
 __all__ = [
     "CacheSettings",
@@ -37,6 +37,7 @@ __all__ = [
     "Settings",
     "SettingsError",
     "WebhookSettings",
+    "load_resolvable",
     "load_settings",
 ]
 
@@ -177,8 +178,27 @@ def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = 
 
     Raises `SettingsError`. Secrets written `env:NAME` or `file:/path` are read now; calling again reads them afresh.
     """
-    environ = os.environ if environ is None else environ
-    source = read_source(path or DEFAULT_CONFIG, environ, Settings)
+    return _load(_source(path, environ))
+
+
+def load_resolvable(
+    path: Path | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[Settings, dict[Path_, SettingsError]]:
+    """The settings with every `env:NAME` and `file:/path` that cannot be read left as it is written, and why, by where it stands.
+
+    Raises `SettingsError` for whatever else is wrong.
+    """
+    source = _source(path, environ)
+    unresolved: dict[Path_, SettingsError] = {}
+    source.unresolved = unresolved
+    return _load(source), unresolved
+
+
+def _source(path: Path | None, environ: Mapping[str, str] | None) -> Source:
+    return read_source(path or DEFAULT_CONFIG, os.environ if environ is None else environ, Settings)
+
+
+def _load(source: Source) -> Settings:
     settings = build(Settings, source)
     assert isinstance(settings, Settings)
     database_url = resolve_text(settings.database_url, source, ("database_url",))
@@ -262,6 +282,8 @@ def _check_oidc(oidc: OidcSettings, source: Source) -> None:
 
 
 def _check_url(url: str, schemes: tuple[str, ...], source: Source, name: str) -> None:
+    if (name,) in (source.unresolved or ()):
+        return
     scheme = url.partition(":")[0].partition("+")[0]
     if scheme not in schemes:
         raise source.error(

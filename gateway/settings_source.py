@@ -45,6 +45,8 @@ class Source:
     tree: dict[str, Any] = field(default_factory=dict)
     places: dict[Path_, str] = field(default_factory=dict)
     from_environment: set[Path_] = field(default_factory=set)
+    unresolved: dict[Path_, SettingsError] | None = None
+    """Where there is a dict, it takes what `env:` and `file:` could not give; without one that is raised."""
 
     def place(self, path: Path_) -> str:
         """Where the value at `path`, or the nearest thing around it, was said."""
@@ -265,6 +267,18 @@ def _secret(value: Any, source: Source, path: Path_) -> Secret:
 
 
 def resolve_text(value: str, source: Source, path: Path_) -> str:
+    """What `env:NAME` or `file:/path` stands for. Where the source takes note of
+    what cannot be had, that stays as it is written."""
+    try:
+        return _resolved(value, source, path)
+    except SettingsError as error:
+        if source.unresolved is None:
+            raise
+        source.unresolved[path] = error
+        return value
+
+
+def _resolved(value: str, source: Source, path: Path_) -> str:
     scheme, _, rest = value.partition(":")
     if scheme == "env":
         resolved = source.environ.get(rest)

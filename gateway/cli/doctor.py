@@ -14,8 +14,8 @@ from rich.text import Text
 
 from gateway.cli.output import console, json_option
 from gateway.cli.parse import config_option
-from gateway.doctor import Check, Health, examine
-from gateway.settings import load_settings
+from gateway.doctor import examine
+from gateway.doctor_finding import Check, Health
 
 STYLE = {Health.OK: "green", Health.WARN: "yellow", Health.FAIL: "bold red"}
 
@@ -30,7 +30,7 @@ STYLE = {Health.OK: "green", Health.WARN: "yellow", Health.FAIL: "bold red"}
 @json_option
 def doctor(config: Path | None, url: str | None, as_json: bool) -> None:
     """Diagnose configuration, the running gateway, database, Redis, providers, model files and GPU. Exit 1 if anything fails."""
-    checks = asyncio.run(examine(load_settings(config), url))
+    checks = asyncio.run(examine(config, url))
     if as_json:
         click.echo(json.dumps([asdict(check) for check in checks], ensure_ascii=False, indent=2))
     else:

@@ -9,9 +9,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway import doctor_database
 from gateway.admin.tables import audit_head, audit_log
 from gateway.audit_watch import AuditWatch
-from gateway.doctor import Health, _audit
+from gateway.doctor_finding import Health
 from gateway.metrics import Metrics
 from gateway.services import build_services
 from gateway.settings import Settings
@@ -65,11 +66,11 @@ async def test_an_entry_that_was_changed_is_found_and_said_once_until_it_is_put_
     assert await watched.finds() == await watched.finds() == (1, changed)
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert said == [f"the audit log is not what was written: {changed}"]
-    found = await _audit(gateway.settings)
+    found = await doctor_database.audit(gateway.settings)
     assert (found.health, changed in found.detail) == (Health.FAIL, True)
     await past_the_gateway(gateway.database, renamed(2, "admin"))
     assert await watched.finds() == (5, None)
-    found = await _audit(gateway.settings)
+    found = await doctor_database.audit(gateway.settings)
     assert (found.health, found.detail) == (Health.OK, "5 entries, each as it was written")
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from gateway import doctor
 from gateway.cli import cli
-from gateway.doctor import Health
+from gateway.doctor_finding import Health
 from gateway.metering.frames import HEADER_BYTES, pack_header
 from gateway.metering.inspect import list_journals
 from gateway.metering.journal import Journal
