@@ -16,6 +16,8 @@ JOIN_BYTES: Final = 65_536
 """A head and a body up to this size are copied into one piece; larger ones go out as a vector."""
 
 _CLOSE: Final = b"connection: close\r\n"
+_KEEP_ALIVE: Final = b"connection: keep-alive\r\n"
+"""What an HTTP/1.0 caller that asked for it must hear; HTTP/1.1 means it by saying nothing."""
 
 STATUS: Final = {
     int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode("ascii") for status in http.HTTPStatus
@@ -54,7 +56,7 @@ class Exchange:
     """One request and its answer: the `receive` and `send` of ASGI."""
 
     __slots__ = (
-        "_body", "_chunked", "_head", "_left", "_news", "_protocol", "_silent", "_waiter",
+        "_body", "_chunked", "_head", "_left", "_news", "_old", "_protocol", "_silent", "_unframed", "_waiter",
         "close", "complete", "disconnected", "expects_continue", "more", "scope", "size", "started",
     )  # fmt: skip
 
@@ -71,8 +73,10 @@ class Exchange:
         self._news = False
         self._body: list[bytes] = []
         self._head: bytes | None = None
+        self._old = scope["http_version"] != "1.1"
         self._silent = scope["method"] == "HEAD"
         self._chunked = False
+        self._unframed = False
         self._left = 0
         self._waiter: asyncio.Future[None] | None = None
 
@@ -156,15 +160,26 @@ class Exchange:
 
     def begin(self, status: int, lines: bytes) -> None:
         """An answer whose length is not known: its head goes out with its first piece."""
-        self._begin(status, lines, b"transfer-encoding: chunked\r\n\r\n")
-        self._chunked = True
+        self._begin(status, lines, self._open_framing())
 
     def _begin(self, status: int, lines: bytes, framing: bytes) -> None:
         if self.started:
             raise RuntimeError("the answer was already started")
         self.started = True
-        close = _CLOSE if self.close else b""
-        self._head = b"%b%b%b%b%b" % (STATUS[status], self._protocol.default_lines, lines, close, framing)
+        self._head = b"%b%b%b%b%b" % (STATUS[status], self._protocol.default_lines, lines, self._persistence(), framing)
+
+    def _open_framing(self) -> bytes:
+        """How a body without a known length ends: in chunks, or for HTTP/1.0, which knows none, with its connection."""
+        if self._old:
+            self.close = self._unframed = True
+            return b"\r\n"
+        self._chunked = True
+        return b"transfer-encoding: chunked\r\n\r\n"
+
+    def _persistence(self) -> bytes:
+        if self.close:
+            return _CLOSE
+        return _KEEP_ALIVE if self._old else b""
 
     async def send(self, message: Message) -> None:
         kind = message["type"]
@@ -216,21 +231,17 @@ class Exchange:
                 continue
             lines += 1
             parts += (name, b": ", value, b"\r\n")
-        if self.close:
-            lines += 1
-            parts.append(_CLOSE)
+        framing = b"\r\n"
         if status in (204, 304):
             self._silent = True
         elif length is not None:
             self._left = length
         elif not self._silent:
-            self._chunked = True
-            lines += 1
-            parts.append(b"transfer-encoding: chunked\r\n")
+            framing = self._open_framing()
         head = b"".join(parts)
         if head.count(b"\n") != lines or head.count(b"\r") != lines:
             raise RuntimeError("a header of the answer holds a line break")
-        return head + b"\r\n"
+        return head + self._persistence() + framing
 
     def _frame(self, body: bytes, more: bool) -> bytes:
         if self._silent:
@@ -238,6 +249,8 @@ class Exchange:
         if self._chunked:
             chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             return chunk if more else chunk + b"0\r\n\r\n"
+        if self._unframed:
+            return body
         self._left -= len(body)
         if self._left < 0 or (self._left and not more):
             raise RuntimeError("the answer's body does not have its content-length")

@@ -159,11 +159,12 @@ class HttpProtocol(asyncio.Protocol):
         if self._dead:
             return
         parser = self._parser
+        version = parser.get_http_version()
         path, query = _split_url(self._url)
         scope: Message = {
             "type": "http",
             "asgi": _ASGI,
-            "http_version": parser.get_http_version(),
+            "http_version": version,
             "server": self._server,
             "client": self._client,
             "scheme": self._scheme,
@@ -176,6 +177,9 @@ class HttpProtocol(asyncio.Protocol):
             "state": {},
         }
         close = not parser.should_keep_alive() or parser.should_upgrade()
+        if version != "1.1":  # HTTP/1.0 knows neither; what follows a body in chunks may be no request (RFC 9112, 6.1)
+            self._expects_continue = False
+            close = close or any(name == b"transfer-encoding" for name, _ in self._headers)
         exchange = Exchange(self, scope, close=close, expects_continue=self._expects_continue)
         self._parsing = exchange
         if self._current is None or self._current.complete:

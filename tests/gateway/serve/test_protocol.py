@@ -126,6 +126,66 @@ async def test_a_stream_goes_out_in_chunks_and_ends_properly() -> None:
     assert body == b"9\r\ndata: a\n\n\r\n9\r\ndata: b\n\n\r\n0\r\n\r\n"
 
 
+async def ready_made(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    """A stream as our own routes make it, past ASGI's messages."""
+    exchange = send.__self__
+    exchange.begin(200, b"content-type: text/event-stream\r\n")
+    for word in (b"data: a\n\n", b"data: b\n\n"):
+        await exchange.pass_on(word, True)
+    await exchange.pass_on(b"", False)
+
+
+async def in_messages(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+    for word in (b"data: a\n\n", b"data: b\n\n"):
+        await send({"type": "http.response.body", "body": word, "more_body": True})
+    await send({"type": "http.response.body"})
+
+
+OLD = b"GET /x HTTP/1.0\r\nhost: h\r\n"
+
+
+@pytest.mark.parametrize("app", [ready_made, in_messages])
+@pytest.mark.parametrize("wish", [b"", b"connection: keep-alive\r\n"])
+async def test_http_1_0_gets_a_stream_as_it_is_up_to_the_end_of_the_connection(app: App, wish: bytes) -> None:
+    async with serving(app) as port:
+        head, _, body = (await call(port, OLD + wish + b"\r\n")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n") and head.count(b"\r\nconnection: close") == 1
+    assert b"transfer-encoding" not in head and b"keep-alive" not in head
+    assert body == b"data: a\n\ndata: b\n\n"
+
+
+async def test_http_1_0_keeps_a_connection_only_where_both_say_so() -> None:
+    async def ready_made_whole(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        await send.__self__.answer(200, b"", b"abc")
+
+    for app in (echo, ready_made_whole):
+        async with serving(app) as port:
+            alone = await call(port, OLD + b"\r\n")
+            both = await call(port, OLD + b"connection: keep-alive\r\n\r\n", OLD + b"\r\n")
+        assert b"\r\nconnection: close\r\n" in alone and len(bodies(alone)) == 1
+        first, second = both.split(b"HTTP/1.1 200 OK")[1:]
+        assert b"\r\nconnection: keep-alive\r\n" in first and b"\r\nconnection: close\r\n" in second
+
+
+async def test_an_answer_over_http_1_1_says_nothing_of_keeping_the_connection() -> None:
+    async with serving(echo) as port:
+        answer = await call(port, request(close=False), request())
+    assert b"connection:" not in answer.split(b"HTTP/1.1 200 OK")[1]
+
+
+async def test_http_1_0_is_never_told_to_continue() -> None:
+    raw = b"POST /x HTTP/1.0\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
+    async with serving(echo) as port:
+        assert (await call(port, raw, b"ok")).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+async def test_what_follows_a_body_in_chunks_over_http_1_0_is_not_read_as_a_request() -> None:
+    raw = b"POST /x HTTP/1.0\r\nconnection: keep-alive\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
+    async with serving(echo) as port:
+        assert len(bodies(await call(port, raw + OLD + b"\r\n"))) == 1
+
+
 async def test_head_and_bodiless_answers_have_no_body() -> None:
     async def empty(scope: dict[str, Any], receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 204, "headers": []})
