@@ -11,6 +11,7 @@ import socket
 from pathlib import Path
 from typing import IO, Final
 
+from gateway.keepalive import ask_whether_alive
 from gateway.serve.errors import StartError
 from gateway.settings import Settings
 
@@ -73,6 +74,7 @@ def bind(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    ask_whether_alive(listener)
     try:
         listener.bind(address)
         listener.listen(2048)

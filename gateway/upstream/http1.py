@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from gateway.keepalive import ask_whether_alive
 from gateway.upstream.errors import ConnectFailed, ConnectionLost, StaleConnection
 
 IDLE_S: Final = 90.0
@@ -79,6 +80,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        ask_whether_alive(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         if not self._busy:

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
+from gateway.keepalive import IDLE_S, INTERVAL_S, PROBES
+from gateway.serve.preflight import bind
 from gateway.serve.protocol import BODY_S, HEAD_S, MAX_HEAD_BYTES, REQUEST_HIGH, HttpProtocol
 from gateway.serve.server import make_server
+from tests.gateway.open_sockets import keepalive_of, socket_towards
 
 App = Callable[[dict[str, Any], Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
 
 
 @asynccontextmanager
 async def serving(app: App) -> AsyncIterator[int]:
-    import socket
-
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
+    listener = bind("127.0.0.1", 0)
     server = make_server(app, 60)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     await server.wait_started(task)
@@ -264,6 +264,16 @@ async def test_rule_20_a_caller_that_leaves_is_told_to_the_app() -> None:
         writer.close()
         async with asyncio.timeout(1):
             assert await told.get() == "http.disconnect"
+
+
+async def test_rule_20_a_caller_that_is_lost_without_a_word_is_asked_for() -> None:
+    async with serving(echo) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request(close=False))
+        await reader.readuntil(b"\r\n\r\n")
+        with socket_towards(writer.get_extra_info("sockname")) as accepted:
+            assert keepalive_of(accepted) == (True, IDLE_S, INTERVAL_S, PROBES)
+        writer.close()
 
 
 async def test_a_slow_caller_holds_back_the_app() -> None:

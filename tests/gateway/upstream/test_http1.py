@@ -11,8 +11,10 @@ from contextlib import asynccontextmanager
 import pytest
 import trustme
 
+from gateway.keepalive import IDLE_S, INTERVAL_S, PROBES
 from gateway.upstream.errors import ConnectFailed, ConnectionLost, StaleConnection
 from gateway.upstream.http1 import BUFFER_HIGH, Http1Transport
+from tests.gateway.open_sockets import keepalive_of, socket_towards
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 11\r\n\r\n" + b'{"ok":true}'
@@ -392,3 +394,18 @@ async def test_tls_is_verified_against_the_name_and_the_authority() -> None:
         await transport.aclose()
         with pytest.raises(ConnectFailed, match="certificate"):
             await Http1Transport().post(url, {}, b"")
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_a_provider_that_is_lost_without_a_word_is_asked_for(scheme: str) -> None:
+    authority = trustme.CA()
+    served, trusting = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), ssl.create_default_context()
+    authority.issue_cert("localhost").configure_cert(served)
+    authority.configure_trust(trusting)
+    async with provider(answering(PLAIN), served if scheme == "https" else None) as url:
+        transport = Http1Transport(tls=trusting)
+        await (await transport.post(url, {}, b"")).aread()
+        port = int(url.split(":")[2].split("/")[0])
+        with socket_towards(("127.0.0.1", port)) as connected:
+            assert keepalive_of(connected) == (True, IDLE_S, INTERVAL_S, PROBES)
+        await transport.aclose()
