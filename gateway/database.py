@@ -27,7 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 import migrations
 from billing.columns import Int64
-from billing.database import open_database, reading
+from billing.database import BUSY_TIMEOUT_MS, open_database, reading
 from billing.partitions import ensure_partitions
 from billing.tables import metadata
 from billing.times import now_us
@@ -101,12 +101,12 @@ def _migrate(connection: Connection, revision: str) -> None:
     command.upgrade(config, revision)
 
 
-async def upgrade(url: str, revision: str = "head") -> SchemaState:
+async def upgrade(url: str, revision: str = "head", *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> SchemaState:
     """Run every migration the database at `url` lacks, up to `revision`, and make the partitions of the coming months.
 
-    A database of a newer version is left as it is.
+    A database of a newer version is left as it is. For SQLite's write lock it waits `busy_timeout_ms`.
     """
-    engine = open_database(url)
+    engine = open_database(url, busy_timeout_ms=busy_timeout_ms)
     try:
         for left in reversed(range(TRIES)):
             try:

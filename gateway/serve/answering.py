@@ -6,6 +6,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from gateway.api.app import Part, create_app
 from gateway.serve.errors import StartError
@@ -14,6 +15,9 @@ from gateway.serve.server import Server, make_server
 from gateway.serve.sockets import on_signals
 from gateway.services import Services
 from gateway.settings import Settings
+
+BUSY_TIMEOUT_MS: Final = 2_000
+"""So long one try waits for SQLite's write lock: shorter than anybody's patience, who then hears what is waited for."""
 
 
 class Ending:
@@ -57,11 +61,11 @@ async def answer_requests(
         serving()
 
 
-async def prepare_database(settings: Settings) -> None:
+async def prepare_database(settings: Settings, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> None:
     """SQLite is brought up to date; PostgreSQL only checked, since a change there is for all replicas to agree on. Raises
-    `StartError` where this release does not fit it."""
+    `DatabaseAway`, or another `StartError` where this release does not fit it."""
     if settings.database_url.startswith("sqlite"):
-        await bring_up_to_date(settings.database_url)
+        await bring_up_to_date(settings.database_url, busy_timeout_ms)
         return
     state = await look(settings.database_url)
     if not state.usable:

@@ -101,7 +101,8 @@ class Worker:
             environ={**os.environ, **FAIRNESS},
         )  # fmt: skip
         async with life as worker:
-            worker.link.send(Work(fleet.config, fleet.descriptors))
+            others_serve = any(other.serving.is_set() for other in fleet.workers if other is not self)
+            worker.link.send(Work(fleet.config, fleet.descriptors, others_serve))
             self._child = worker
             for engine in fleet.engine_news.values():
                 worker.link.send(engine)

@@ -11,10 +11,12 @@ from gateway.metrics_sum import Report
 
 
 class Work(Struct, frozen=True, tag=True):
-    """To a worker, first of all: `listeners` are descriptors of sockets that it inherited."""
+    """To a worker, first of all: `listeners` are descriptors of sockets that it inherited. Where `others_serve`, it says nothing
+    on them before it can serve as well."""
 
     config: str | None
     listeners: list[int]
+    others_serve: bool
 
 
 class EngineAt(Struct, frozen=True, tag=True):

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +19,10 @@ from gateway.serve.banner import FirstRun, banner
 from gateway.serve.bootstrap import first_team_key
 from gateway.serve.engines import Engines
 from gateway.serve.reload import SettingsWatch
+from gateway.serve.schema import telling
 from gateway.serve.sockets import address_of
-from gateway.services import build_services
+from gateway.serve.waiting import once_there
+from gateway.services import Services, build_services
 from gateway.settings import Settings
 
 ENGINES_S: Final = 300
@@ -32,7 +35,7 @@ async def run(settings: Settings, config: Path | None, listeners: Sequence[socke
     welcomes: list[asyncio.Task[None]] = []
     try:
         await engines.apply(settings)
-        await prepare_database(settings)
+        await once_there(listeners, partial(prepare_database, settings))
         admin_key = load_admin_key(settings)
         services = await build_services(settings)
         engines.attach(services.router.follow, lambda name: services.metrics.engine_restarts.labels(name).inc())
@@ -44,7 +47,7 @@ async def run(settings: Settings, config: Path | None, listeners: Sequence[socke
         await services.start()
         try:
             sqlite = settings.database_url.startswith("sqlite")
-            team_key = await first_team_key(services) if sqlite else None
+            team_key = await once_there(listeners, partial(_first_team_key, services)) if sqlite else None
             first = FirstRun(admin_key.secret.reveal() if admin_key.created else None, team_key)
 
             def serving() -> None:
@@ -61,6 +64,11 @@ async def run(settings: Settings, config: Path | None, listeners: Sequence[socke
             await services.stop()
     finally:
         await engines.stop()
+
+
+async def _first_team_key(services: Services) -> str | None:
+    with telling(services.settings.database_url):
+        return await first_team_key(services)
 
 
 async def _welcome(settings: Settings, address: str, engines: Engines, first: FirstRun) -> None:

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,7 @@ from gateway.serve.answering import Ending, answer_requests, prepare_database
 from gateway.serve.errors import StartError
 from gateway.serve.fleet_link import Ask, Counted, EngineAt, Order, Scrape, Serving, Stop, Total, Work, read_order
 from gateway.serve.reload import SettingsWatch
+from gateway.serve.waiting import PATIENCE_S, once_there
 from gateway.services import Services, build_services
 from gateway.settings import Settings, SettingsError, load_settings
 
@@ -129,7 +131,8 @@ async def _run(descriptor: int) -> None:
     config = None if work.config is None else Path(work.config)
     settings = load_settings(config)
     logs.configure(settings.log_level.upper(), settings.log_format)
-    await prepare_database(settings)
+    listeners = [socket.socket(fileno=each) for each in work.listeners]
+    await once_there(listeners, partial(prepare_database, settings), None if work.others_serve else PATIENCE_S)
     services = await build_services(settings)
     parent.attach(services)
     await services.start()
@@ -138,7 +141,6 @@ async def _run(descriptor: int) -> None:
         watch = asyncio.create_task(SettingsWatch(config, settings, parent.take).run(), name="settings")
         try:
             await _ready(services)
-            listeners = [socket.socket(fileno=each) for each in work.listeners]
             await answer_requests(settings, services, listeners, ending, parent.serving)
         finally:
             for task in (telling, watch):

@@ -6,15 +6,17 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.e2e.product import ROOT, Product, alive, running, until
+from tests.e2e.product import ROOT, START_S, Product, alive, running, until
 
 MODEL = "smollm2-135m-instruct"
 
@@ -162,3 +164,30 @@ def test_more_workers_without_their_stores_is_one_line(tmp_path: Path) -> None:
 def test_a_second_gateway_on_the_same_home_is_refused(product: Product) -> None:
     line = refused(product.home, "--port", "0")
     assert re.fullmatch(rf"metergate: another metergate serve \(process {product.process.pid}\) runs on .*", line)
+
+
+def test_rule_26_a_start_on_a_locked_database_waits_and_then_serves_by_itself(tmp_path: Path) -> None:
+    config = tmp_path / "metergate.yaml"
+    config.write_text("providers: {}\nmodels: []\n")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    holder = sqlite3.connect(tmp_path / "metergate.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+
+    def ready() -> httpx.Response | None:
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=START_S, trust_env=False)
+        except httpx.TransportError:
+            assert product.process.poll() is None, product.text
+            return None
+
+    product = Product(tmp_path, config=config, port=port)
+    try:
+        waiting = until(ready, START_S, "an answer")
+        assert (waiting.status_code, "is locked" in waiting.text) == (503, True), waiting.text
+        holder.execute("COMMIT")
+        until(lambda: (answer := ready()) is not None and answer.status_code == 200, START_S, "a gateway that is ready")
+        assert product.text.count("not ready: the database") == 1, product.text
+    finally:
+        holder.close()
+        product.close()

@@ -39,3 +39,22 @@ async def test_a_worker_that_stands_still_is_replaced_and_counted(
         assert f"metergate_worker_restarts_total {worker.restarts}.0" in figures
         fleet.stop()
         await asyncio.wait_for(running, DEADLINE_S)
+
+
+async def test_rule_26_workers_wait_for_a_database_that_is_away_and_say_that_they_are_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("METERGATE_HOME", str(tmp_path))
+    config = tmp_path / "metergate.yaml"
+    away = "postgresql://someone@127.0.0.1:1/books"
+    config.write_text(json.dumps({"database_url": away, "providers": {}, "models": []}))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        fleet = Fleet(config, [listener], 1)
+        running = asyncio.create_task(fleet.run(1.0))
+        async with httpx.AsyncClient(base_url=fleet.address, timeout=DEADLINE_S, trust_env=False) as client:
+            asked = asyncio.create_task(client.get("/health/ready"))
+            await asyncio.wait({asked, running}, return_when=asyncio.FIRST_COMPLETED)
+            assert asked.done(), running
+            assert (asked.result().status_code, "127.0.0.1:1/books" in asked.result().text) == (503, True)
+        fleet.stop()
+        await asyncio.wait_for(running, DEADLINE_S)
