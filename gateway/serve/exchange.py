@@ -56,7 +56,7 @@ class Exchange:
     """One request and its answer: the `receive` and `send` of ASGI."""
 
     __slots__ = (
-        "_body", "_chunked", "_head", "_left", "_news", "_old", "_protocol", "_silent", "_unframed", "_waiter",
+        "_body", "_chunked", "_head", "_left", "_lost", "_news", "_old", "_protocol", "_silent", "_unframed", "_waiter",
         "close", "complete", "disconnected", "expects_continue", "more", "scope", "size", "started",
     )  # fmt: skip
 
@@ -70,6 +70,7 @@ class Exchange:
         self.started = False
         self.complete = False
         self.disconnected = False
+        self._lost = False
         self._news = False
         self._body: list[bytes] = []
         self._head: bytes | None = None
@@ -88,8 +89,8 @@ class Exchange:
             raise
         except Exception:
             logger.exception("an answer failed inside the gateway")
-        if not (self.complete or self.disconnected):
-            if self._head is None and self.started:
+        if not (self.complete or self._lost):
+            if self.disconnected or (self._head is None and self.started):
                 self._protocol.drop()
             else:
                 self._protocol.refuse(_INTERNAL)
@@ -105,9 +106,14 @@ class Exchange:
         self.more = False
         self.wake()
 
-    def lose(self) -> None:
+    def leave(self) -> None:
+        """The caller counts as gone, though an answer could still reach it."""
         self.disconnected = True
         self.wake()
+
+    def lose(self) -> None:
+        self._lost = True
+        self.leave()
 
     def wake(self) -> None:
         self._news = True
@@ -154,7 +160,7 @@ class Exchange:
         """
         self._begin(status, lines, b"content-length: %d\r\n\r\n" % len(body))
         self._left = len(body)
-        if self._protocol.write_paused and not self.disconnected:
+        if self._protocol.write_paused and not self._lost:
             await self._protocol.drained()
         self._put(body, False)
 
@@ -195,12 +201,12 @@ class Exchange:
 
     async def pass_on(self, body: bytes, more: bool) -> None:
         """A piece of the answer, the last one unless `more` come."""
-        if self._protocol.write_paused and not self.disconnected:
+        if self._protocol.write_paused and not self._lost:
             await self._protocol.drained()
         self._put(body, more)
 
     def _put(self, body: bytes, more: bool) -> None:
-        if self.disconnected:
+        if self._lost:
             return
         protocol = self._protocol
         data = self._frame(body, more)

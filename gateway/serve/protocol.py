@@ -111,6 +111,24 @@ class HttpProtocol(asyncio.Protocol):
             elif self._parsing is not None and self._parsing.more and not self._parsing.complete:
                 self._due_s = self.loop.time() + BODY_S
 
+    def eof_received(self) -> bool:
+        """A caller that closes its side has mostly left: the app is told so, and gives up what costs money. An answer that comes
+        all the same is sent, unless it had begun: that one is cut. Returns whether the connection stays until then."""
+        last = self._parsing
+        if (
+            last is None
+            or last.complete
+            or last.more
+            or self._in_head
+            or self._current is None
+            or self._current.started
+        ):
+            return False
+        last.close = True
+        for exchange in (self._current, *self._waiting):
+            exchange.leave()
+        return True
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._dead = True
         self.server_state.connections.discard(cast(Any, self))

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from gateway.api.app import create_app
+from gateway.serve.preflight import bind
+from gateway.serve.server import make_server
 from gateway.settings import Settings
-from tests.gateway.api.conftest import CHAT, MESSAGES, Gateway, Upstream, running
+from tests.gateway.api.conftest import CHAT, MESSAGES, Gateway, Upstream, running, until
 
 
 @pytest.fixture
@@ -91,6 +94,34 @@ async def test_rule_20_what_an_engine_sent_is_counted_by_the_engine_where_it_can
     assert (row["status"], row["estimated"], row["tokens"]["output"]) == ("cancelled", True, 17)
     asked = [entry["body"] for entry in await motor.book() if entry["path"] == "/tokenize"]
     assert len(asked) == 1 and asked[0]["prompt"].startswith("abcdefghij" * 3)
+
+
+@pytest.mark.parametrize("stream", [b"true", b"false"])
+async def test_rule_20_a_call_whose_caller_closes_its_side_is_cancelled_and_unanswered(
+    gateway: Gateway, spare: Upstream, stream: bytes
+) -> None:
+    """On our own server, which could still answer: nobody pays on for what mostly nobody reads."""
+    script = b"delay_ms=8000;first_delay_ms=8000"
+    body = b'{"model":"far","messages":[{"role":"user","content":"a"}],"stream":%b,"user":"%b"}' % (stream, script)
+    head = f"POST {CHAT} HTTP/1.1\r\nauthorization: Bearer {gateway.key}\r\ncontent-length: {len(body)}\r\n\r\n"
+    listener, server = bind("127.0.0.1", 0), make_server(create_app(gateway.services, "callers"), 1)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await server.wait_started(serving)
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    writer.write(head.encode() + body)
+    await until(spare.book, "the provider to be asked")
+    writer.write_eof()
+    async with asyncio.timeout(5):
+        assert await reader.read() == b""
+    writer.close()
+
+    async def stopped() -> bool:
+        return [entry["ended"] for entry in await spare.book()] == ["left"]
+
+    await until(stopped, "the provider to be told")
+    assert (await gateway.only_row())["status"] == "cancelled"
+    server.ask_to_stop()
+    await serving
 
 
 async def test_rule_21_a_stream_that_breaks_off_is_counted_the_same_way(counting: Gateway, up: Upstream) -> None:

@@ -266,6 +266,67 @@ async def test_rule_20_a_caller_that_leaves_is_told_to_the_app() -> None:
             assert await told.get() == "http.disconnect"
 
 
+async def closing_its_side(port: int, raw: bytes) -> bytes:
+    """Everything that a caller hears which says its request and that nothing more will come, as `nc -N` does."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(raw)
+    writer.write_eof()
+    async with asyncio.timeout(5):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def test_a_caller_that_closes_its_side_is_told_as_gone_and_still_answered() -> None:
+    told: list[str] = []
+
+    async def later(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        await read_body(receive)
+        told.append((await receive())["type"])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async with serving(later) as port:
+        assert bodies(await closing_its_side(port, request(close=False))) == [b"ok"]
+        assert bodies(await closing_its_side(port, request(close=False) * 3)) == [b"ok"] * 3
+    assert told == ["http.disconnect"] * 4
+
+
+async def test_a_caller_that_closes_its_side_hears_nothing_where_the_app_gives_up() -> None:
+    async def gives_up(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        await read_body(receive)
+        await receive()
+
+    async with serving(gives_up) as port:
+        assert await closing_its_side(port, request(close=False)) == b""
+
+
+async def test_a_stream_that_has_begun_is_cut_when_its_caller_closes_its_side() -> None:
+    told: asyncio.Queue[str] = asyncio.Queue()
+
+    async def begun(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        await read_body(receive)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"part", "more_body": True})
+        told.put_nowait((await receive())["type"])
+        await send({"type": "http.response.body", "body": b"more"})
+
+    async with serving(begun) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request(close=False))
+        await reader.readuntil(b"part\r\n")
+        writer.write_eof()
+        async with asyncio.timeout(5):
+            assert (await reader.read(), await told.get()) == (b"", "http.disconnect")
+        writer.close()
+
+
+@pytest.mark.parametrize("begun", [b"GE", request(body=b"ten bytes!")[:-9]])
+async def test_a_caller_that_closes_its_side_inside_a_request_is_closed(begun: bytes) -> None:
+    async with serving(echo) as port:
+        assert await closing_its_side(port, begun) == b""
+
+
 async def test_rule_20_a_caller_that_is_lost_without_a_word_is_asked_for() -> None:
     async with serving(echo) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
