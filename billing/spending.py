@@ -19,7 +19,7 @@ from billing.folding import folded_until
 from billing.money import INT64_MAX, Money, divide_half_even
 from billing.rollup_reads import rollup_sums
 from billing.tables import OVERFLOWED, rollup_traffic
-from billing.times import QUARTER_US, first_id_at
+from billing.times import QUARTER_US, first_id_at, format_time
 
 MOST: Final = INT64_MAX
 _FOR_EVER: Final = 1 << 62
@@ -108,7 +108,8 @@ async def _spent_by_all(
             quote = rates.find(RateKind.REFERENCE, base, currency, bucket_us, rates.version)
         if quote is None:
             raise NoRate(
-                f"no reference rate leads from {base} to {currency}; record one so that the budget can be counted"
+                f"no reference rate in force at {format_time(bucket_us)} leads from {base} to {currency}, and what was spent "
+                "then counts in this budget; record one from then on (`metergate rate post … --kind reference --from …`)"
             )
         total += divide_half_even(nano * quote.numerator, quote.denominator)
     return Money(currency, total)

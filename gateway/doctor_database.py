@@ -89,7 +89,7 @@ async def prices(settings: Settings) -> Check:
             "prices",
             f"no price in force for {names}: its calls are served without an amount in the books, and refused under a hard "
             "budget or from a prepaid wallet",
-            f"`metergate price post {' '.join(lacking[0])} input AMOUNT CURRENCY` (per million tokens) and the same for output"
-            + ("; so for each" if len(lacking) > 1 else ""),
+            f"`metergate price post {' '.join(lacking[0])} input AMOUNT CURRENCY` (per million tokens), and the same for output "
+            "and for what else the provider counts (cache_read)" + ("; so for each" if len(lacking) > 1 else ""),
         )
     return ok("prices", f"{counted(len(routes), 'route is', 'routes are')} in version {version} of the price book")
