@@ -57,6 +57,8 @@ class Worker:
     def __init__(self, number: int, fleet: Fleet) -> None:
         self.name = f"worker {number}"
         self.serving = asyncio.Event()
+        """Set once it has served, and for good."""
+        self.answers = False
         self.counted = asyncio.Event()
         self.restarts = 0
         self._fleet = fleet
@@ -101,7 +103,7 @@ class Worker:
             environ={**os.environ, **FAIRNESS},
         )  # fmt: skip
         async with life as worker:
-            others_serve = any(other.serving.is_set() for other in fleet.workers if other is not self)
+            others_serve = any(other.answers for other in fleet.workers if other is not self)
             worker.link.send(Work(fleet.config, fleet.descriptors, others_serve))
             self._child = worker
             for engine in fleet.engine_news.values():
@@ -114,6 +116,7 @@ class Worker:
                 return await worker.ended()
             finally:
                 self._child = None
+                self.answers = False
                 fleet.figures.leave(self.name)
                 self.counted.set()
 
@@ -121,6 +124,7 @@ class Worker:
         match news:
             case Serving():
                 self.serving.set()
+                self.answers = True
             case Counted():
                 self._fleet.figures.add(self.name, news.report)
                 self.counted.set()

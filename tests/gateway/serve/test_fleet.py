@@ -7,10 +7,12 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import make_url
 
 from gateway.serve.fleet import Fleet
 from tests.e2e.product import alive
@@ -56,5 +58,29 @@ async def test_rule_26_workers_wait_for_a_database_that_is_away_and_say_that_the
             await asyncio.wait({asked, running}, return_when=asyncio.FIRST_COMPLETED)
             assert asked.done(), running
             assert (asked.result().status_code, "127.0.0.1:1/books" in asked.result().text) == (503, True)
+        fleet.stop()
+        await asyncio.wait_for(running, DEADLINE_S)
+
+
+async def test_rule_26_workers_that_died_all_say_that_they_live_while_the_database_is_held(
+    tmp_path: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("METERGATE_HOME", str(tmp_path))
+    config = tmp_path / "metergate.yaml"
+    config.write_text(json.dumps({"database_url": sqlite_url, "providers": {}, "models": []}))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        fleet = Fleet(config, [listener], 2)
+        running = asyncio.create_task(fleet.run(1.0))
+        await asyncio.wait_for(fleet.all_serving(), DEADLINE_S)
+        holder = sqlite3.connect(str(make_url(sqlite_url).database), isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        for worker in fleet.workers:
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGKILL)
+        async with httpx.AsyncClient(base_url=fleet.address, timeout=DEADLINE_S, trust_env=False) as client:
+            while (answer := await client.get("/health/ready")).status_code != 503:
+                pass
+            assert "database" in answer.text
+        holder.close()
         fleet.stop()
         await asyncio.wait_for(running, DEADLINE_S)
