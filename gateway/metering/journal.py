@@ -352,6 +352,7 @@ class Journal:
                 troubled = self._trouble is not None or not self._spare_bytes or bool(self._owed)
                 self._asleep = not busy
             self._wake.wait(self._sync_s if busy else HEAL_S if troubled else None)
+            self._asleep = False  # what is appended from here on, by this thread too, is seen at the next turn
             self._wake.clear()
             if self._stopped:
                 return

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +91,35 @@ def test_the_first_append_after_a_rest_asks_once_for_a_sync_of_all_that_follow_i
             assert [delay_s for delay_s, _ in asked] == [0.04] * rests
             asked[-1][1]()
             eventually(lambda: bool(synced), "the thread syncs")
+    finally:
+        journal.stop()
+
+
+def test_an_outcome_that_the_thread_writes_later_asks_the_loop_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`call_later` belongs to the loop's own thread; this one is awake anyway."""
+    asked: list[threading.Thread] = []
+    write, broken = os.pwrite, True
+
+    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+        if broken:
+            raise OSError(errno.EIO, "the disk fails")
+        return write(descriptor, data, offset)
+
+    journal = Journal(tmp_path, JournalSettings(), lambda delay_s, call: asked.append(threading.current_thread()))
+    try:
+        attempt = opened()
+        journal.open(attempt)
+        asked.clear()
+        journal._wake.set()  # as the loop's timer does
+        eventually(lambda: journal._asleep, "the thread rests")
+        monkeypatch.setattr("os.pwrite", pwrite)
+        with pytest.raises(JournalBroken):
+            journal.close(closed(attempt))
+        broken = False
+        eventually(lambda: records_in(journal.folder, dead=False) == [attempt, closed(attempt)], "it is written")
+        assert asked == []
     finally:
         journal.stop()
 
