@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -44,7 +45,8 @@ def pin(pid: int, cores: set[int]) -> None:
     """The tree runs on these cores alone, with whatever it starts later."""
     for member in tree(pid):
         for thread in Path(f"/proc/{member}/task").iterdir():
-            os.sched_setaffinity(int(thread.name), cores)
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread.name), cores)
 
 
 def cpu_seconds(pid: int) -> float:
